@@ -1,0 +1,106 @@
+"""Sections ``model``, ``rollout``, ``replay`` and ``dataplane``: from a prompt to a complete group."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+
+
+class ModelConfig(Section):
+    """The policy. ``path`` is a Hugging Face folder or hub id."""
+
+    path: str
+    tokenizer_path: str | None = None  # None: path
+    trust_remote_code: bool = False
+
+
+class Timeouts(Section):
+    """Every external wait of a session, in seconds."""
+
+    start_s: Seconds = 300.0  # engine start, model load included
+    generate_s: Seconds = 600.0
+    session_s: Seconds = 3600.0
+
+
+class ValKwargs(Section):
+    """Sampling of validation."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class VllmConfig(Section):
+    """Passed to vLLM; ``engine_kwargs`` adds any argument of its ``AsyncEngineArgs``."""
+
+    gpu_memory_utilization: Share = 0.8
+    tensor_parallel_size: Positive = 1
+    enforce_eager: bool = False  # CPU runs are always eager
+    max_num_seqs: Positive = 256
+    cpu_kvcache_gib: Positive = 1
+    engine_kwargs: dict[str, Any] = {}
+
+
+class TransformersConfig(Section):
+    """The embedded engine (transformers' continuous batching). The cache is sized explicitly: its default takes many seconds."""
+
+    num_blocks: Positive = 1024
+    max_batch_tokens: Positive = 2048
+
+
+class RolloutConfig(Section):
+    """Generation. One rollout actor is one engine replica and the agent loops that use it."""
+
+    engine: Literal["transformers", "vllm", "scripted"] = "transformers"
+    n: Positive = 1  # sessions per prompt
+    num_actors: Positive = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    repetition_penalty: float = 1.0
+    val_kwargs: ValKwargs = ValKwargs()
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    calculate_log_probs: bool = True
+    max_sessions_per_actor: Positive = 256
+    session_retries: NonNegative = 1
+    overlong_prompt: Literal["drop", "truncate_left", "error"] = "drop"
+    num_threads: NonNegative = 0  # torch threads of a rollout process; 0: cores shared out evenly
+    num_gpus_per_actor: float = 0.0
+    agent: AgentConfig | None = None
+    vllm: VllmConfig = VllmConfig()
+    transformers: TransformersConfig = TransformersConfig()
+    timeouts: Timeouts = Timeouts()
+
+
+class AgentConfig(Section):
+    """Which agent loop runs a row that names none."""
+
+    default_agent_loop: str = "single_turn_agent"
+
+
+class ReplayConfig(Section):
+    """Admission, staleness and leases; ``spec``: at most (max_staleness + 1) * train_batch_size groups are alive."""
+
+    max_staleness: NonNegative = 1  # versions; 0 is the synchronous trainer
+    max_off_policy_strategy: Literal["wait", "drop"] = "wait"
+    wait_s: Seconds = 600.0  # strategy wait: a late group is cancelled after this long
+    take_timeout_s: Seconds = 1800.0  # no batch for this long ends the run with what blocks
+    min_sessions: Positive | None = None  # None: min(2, n)
+    max_attempts: Positive = 3
+    lease_s: Seconds = 120.0  # a silent rollout actor loses its leases after this long
+    heartbeat_s: Seconds = 5.0
+    max_inflight_groups: Positive | None = None
+    breaker_window: Positive = 64
+    breaker_ratio: Share = 0.5
+    breaker_cooldown_s: Seconds = 30.0
+    breaker_max_trials: Positive = 3
+
+
+class DataplaneConfig(Section):
+    """Shared-memory segments of a node."""
+
+    capacity_bytes: Positive = 1 << 30
+    segment_bytes: Positive = 64 << 20
+    put_timeout_s: Seconds = 60.0
+    shm_dir: str = "/dev/shm"

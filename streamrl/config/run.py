@@ -1,0 +1,72 @@
+"""Sections ``run``, ``cluster``, ``trainer`` and ``telemetry``, and the tree of all sections."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from streamrl.config.base import NonNegative, Positive, Seconds, Section
+from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.rollout import DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
+from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, WeightsConfig
+
+
+class RunConfig(Section):
+    """Name, seed and folder of the run."""
+
+    name: str = "run"
+    seed: int | None = None  # None: drawn at start, logged and saved
+    dir: str = "runs"  # the run folder is <dir>/<name>-<time>
+
+
+class ClusterConfig(Section):
+    """Ray. Without an address a local Ray is started and ended with the run."""
+
+    address: str | None = None
+    num_cpus: Positive | None = None  # of a local Ray; None: the machine's
+    env: dict[str, str] = {}  # environment of every actor
+    start_timeout_s: Seconds = 300.0
+    stop_timeout_s: Seconds = 20.0
+    max_restarts: NonNegative = 3  # of one rollout actor
+
+
+class TrainerConfig(Section):
+    """How long to train, when to save and validate."""
+
+    total_training_steps: Positive | None = None  # None: total_epochs
+    total_epochs: Positive = 1
+    parameter_sync_step: Positive = 1
+    save_freq: int = -1  # steps; -1: only at the end of the run or at an orderly stop
+    max_ckpt_to_keep: Positive = 2
+    test_freq: int = -1  # steps; -1: only before and after
+    val_before_train: bool = True
+    balance_batch: bool = True
+    resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
+    resume_from_path: str | None = None
+
+
+class TelemetryConfig(Section):
+    """Metrics and logs."""
+
+    host: str = "127.0.0.1"
+    recorder_s: Seconds = 5.0
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    stall_s: Seconds = 300.0
+
+
+class Config(Section):
+    """The whole tree. ``streamrl check`` prints it resolved."""
+
+    model: ModelConfig
+    data: DataConfig
+    run: RunConfig = RunConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    replay: ReplayConfig = ReplayConfig()
+    dataplane: DataplaneConfig = DataplaneConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

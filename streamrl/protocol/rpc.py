@@ -1,0 +1,98 @@
+"""Typed calls over any byte transport: a Service decodes a method's arguments by its annotations, a client encodes them.
+
+Both are built from one Protocol class, so an actor needs no method of its own per call and nothing is pickled. Errors travel as
+(class, message, reason) and are raised again as the same class. Knows nothing of Ray or sockets: ``send(method, payload) -> bytes``
+is all a client needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from streamrl.errors import ProtocolError, StreamrlError, from_wire, to_wire
+
+Send = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    error: tuple[str, str, str] | None
+    value: msgspec.Raw
+
+
+class _Method:
+    """Codec of one method, made once."""
+
+    def __init__(self, interface: type, name: str) -> None:
+        function = getattr(interface, name)
+        owner = next(base for base in interface.__mro__ if name in base.__dict__)
+        hints = typing.get_type_hints(function, vars(sys.modules[owner.__module__]))
+        self.signature = inspect.signature(function)
+        names = [p for p in self.signature.parameters if p != "self"]
+        types = tuple(hints[p] for p in names)
+        result = hints.get("return", type(None))
+        self.arguments: Any = msgspec.msgpack.Decoder(tuple[types] if types else tuple[()])  # type: ignore[valid-type]
+        self.result: Any = msgspec.msgpack.Decoder(result)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_REPLY = msgspec.msgpack.Decoder(_Reply)
+_METHODS: dict[type, dict[str, _Method]] = {}
+
+
+def methods_of(interface: type) -> dict[str, _Method]:
+    """Codecs of an interface's public methods (its own and inherited ones)."""
+    if interface not in _METHODS:
+        names = [n for n, f in inspect.getmembers(interface, inspect.isfunction) if not n.startswith("_")]
+        _METHODS[interface] = {name: _Method(interface, name) for name in names}
+    return _METHODS[interface]
+
+
+class Service:
+    """Serves the methods of ``interface`` from ``target``; methods may be plain or async."""
+
+    def __init__(self, interface: type, target: Any) -> None:
+        self._methods = methods_of(interface)
+        self._target = target
+
+    async def handle(self, method: str, payload: bytes) -> bytes:
+        """Reply bytes; never raises a StreamrlError (it travels in the reply), other errors travel by name too."""
+        try:
+            codec = self._methods.get(method)
+            if codec is None:
+                raise ProtocolError(f"a service offers {sorted(self._methods)}, got a call of {method!r}; both sides must run one version")
+            result = getattr(self._target, method)(*codec.arguments.decode(payload))
+            if inspect.isawaitable(result):
+                result = await result
+            return _ENCODER.encode(_Reply(None, msgspec.Raw(_ENCODER.encode(result))))
+        except (StreamrlError, msgspec.MsgspecError) as error:
+            return _ENCODER.encode(_Reply(to_wire(error), msgspec.Raw(b"\xc0")))
+
+
+def connect(interface: type, send: Send) -> Any:
+    """An object with the async methods of ``interface``, each of which goes through ``send``."""
+    return type(f"{interface.__name__}Client", (_Client,), {name: _call(name, codec) for name, codec in methods_of(interface).items()})(send)
+
+
+class _Client:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+
+def _call(name: str, codec: _Method) -> Callable[..., Awaitable[Any]]:
+    async def call(self: _Client, *args: Any, **kwargs: Any) -> Any:
+        bound = codec.signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        values = list(bound.arguments.values())[1:]
+        reply = _REPLY.decode(await self._send(name, _ENCODER.encode(values)))
+        if reply.error is not None:
+            raise from_wire(*reply.error)
+        return codec.result.decode(reply.value)
+
+    call.__name__ = name
+    return call
