@@ -12,7 +12,9 @@
     │   ├── MissingKey (KeyError)           a key the store does not hold
     │   ├── MissingField (KeyError)         a column that some of the asked rows do not have
     │   ├── NotReady                        rows with tags but no data yet
-    │   └── DtypeClash (TypeError)          a value of another dtype than its column
+    │   ├── DtypeClash (TypeError)          a value of another dtype than its column
+    │   ├── RowOutOfRange (IndexError)      a row number outside the batch
+    │   └── WrongType (TypeError)           an argument of a type that the operation does not take
     ├── WaitTimeout (TimeoutError)          a named wait ran past its deadline
     │   └── TakeTimeout                     no batch could be formed in time; carries counts and what blocks
     ├── StoreFull (MemoryError)             shared memory or the byte budget is used up
@@ -87,6 +89,14 @@ class NotReady(ProtocolError):
 
 class DtypeClash(ProtocolError, TypeError):
     """A value of another dtype or kind than its column."""
+
+
+class RowOutOfRange(ProtocolError, IndexError):
+    """A row number outside the batch."""
+
+
+class WrongType(ProtocolError, TypeError):
+    """An argument of a type that the operation does not take."""
 
 
 class WaitTimeout(StreamrlError, TimeoutError):

@@ -7,7 +7,7 @@ from typing import Any
 from streamrl.config.base import NonNegative, Positive, Seconds, Section
 
 
-class DataConfig(Section):
+class DataConfig(Section, frozen=True):
     """Rows in verl's schema; names are verl's."""
 
     train_files: str | list[str] = []  # parquet, json or jsonl; ${streamrl} at the start is the installed package's folder
@@ -27,14 +27,14 @@ class DataConfig(Section):
     cache_dir: str = "~/.cache/streamrl"
 
 
-class RewardConfig(Section):
+class RewardConfig(Section, frozen=True):
     """A rule scorer is chosen by the row's ``data_source``; a custom function overrides it for every row."""
 
     custom_reward_function: CustomFunction | None = None
     timeout_s: Seconds = 60.0
 
 
-class CustomFunction(Section):
+class CustomFunction(Section, frozen=True):
     """``path`` is a Python file, ``name`` a function ``score(data_source, solution_str, ground_truth, extra_info)``."""
 
     path: str

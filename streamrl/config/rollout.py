@@ -7,7 +7,7 @@ from typing import Any, Literal
 from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """The policy. ``path`` is a Hugging Face folder or hub id."""
 
     path: str
@@ -15,7 +15,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
 
 
-class Timeouts(Section):
+class Timeouts(Section, frozen=True):
     """Every external wait of a session, in seconds."""
 
     start_s: Seconds = 300.0  # engine start, model load included
@@ -23,7 +23,7 @@ class Timeouts(Section):
     session_s: Seconds = 3600.0
 
 
-class ValKwargs(Section):
+class ValKwargs(Section, frozen=True):
     """Sampling of validation."""
 
     temperature: float = 0.0
@@ -31,7 +31,7 @@ class ValKwargs(Section):
     top_k: int = -1
 
 
-class VllmConfig(Section):
+class VllmConfig(Section, frozen=True):
     """Passed to vLLM; ``engine_kwargs`` adds any argument of its ``AsyncEngineArgs``."""
 
     gpu_memory_utilization: Share = 0.8
@@ -42,14 +42,14 @@ class VllmConfig(Section):
     engine_kwargs: dict[str, Any] = {}
 
 
-class TransformersConfig(Section):
+class TransformersConfig(Section, frozen=True):
     """The embedded engine (transformers' continuous batching). The cache is sized explicitly: its default takes many seconds."""
 
     num_blocks: Positive = 1024
     max_batch_tokens: Positive = 2048
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Section, frozen=True):
     """Generation. One rollout actor is one engine replica and the agent loops that use it."""
 
     engine: Literal["transformers", "vllm", "scripted"] = "transformers"
@@ -73,13 +73,13 @@ class RolloutConfig(Section):
     timeouts: Timeouts = Timeouts()
 
 
-class AgentConfig(Section):
+class AgentConfig(Section, frozen=True):
     """Which agent loop runs a row that names none."""
 
     default_agent_loop: str = "single_turn_agent"
 
 
-class ReplayConfig(Section):
+class ReplayConfig(Section, frozen=True):
     """Admission, staleness and leases; ``spec``: at most (max_staleness + 1) * train_batch_size groups are alive."""
 
     max_staleness: NonNegative = 1  # versions; 0 is the synchronous trainer
@@ -97,7 +97,7 @@ class ReplayConfig(Section):
     breaker_max_trials: Positive = 3
 
 
-class DataplaneConfig(Section):
+class DataplaneConfig(Section, frozen=True):
     """Shared-memory segments of a node."""
 
     capacity_bytes: Positive = 1 << 30

@@ -10,15 +10,16 @@ from streamrl.config.rollout import DataplaneConfig, ModelConfig, ReplayConfig, 
 from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, WeightsConfig
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True):
     """Name, seed and folder of the run."""
 
     name: str = "run"
     seed: int | None = None  # None: drawn at start, logged and saved
-    dir: str = "runs"  # the run folder is <dir>/<name>-<time>
+    dir: str = "runs"  # where run folders are made
+    folder: str | None = None  # the run folder itself; None: <dir>/<name>-<time>
 
 
-class ClusterConfig(Section):
+class ClusterConfig(Section, frozen=True):
     """Ray. Without an address a local Ray is started and ended with the run."""
 
     address: str | None = None
@@ -29,7 +30,7 @@ class ClusterConfig(Section):
     max_restarts: NonNegative = 3  # of one rollout actor
 
 
-class TrainerConfig(Section):
+class TrainerConfig(Section, frozen=True):
     """How long to train, when to save and validate."""
 
     total_training_steps: Positive | None = None  # None: total_epochs
@@ -44,7 +45,7 @@ class TrainerConfig(Section):
     resume_from_path: str | None = None
 
 
-class TelemetryConfig(Section):
+class TelemetryConfig(Section, frozen=True):
     """Metrics and logs."""
 
     host: str = "127.0.0.1"
@@ -53,7 +54,7 @@ class TelemetryConfig(Section):
     stall_s: Seconds = 300.0
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """The whole tree. ``streamrl check`` prints it resolved."""
 
     model: ModelConfig

@@ -7,14 +7,14 @@ from typing import Literal
 from streamrl.config.base import NonNegative, Positive, Seconds, Section
 
 
-class RolloutCorrection(Section):
+class RolloutCorrection(Section, frozen=True):
     """Off-policy correction between the policy that sampled and the one that trains. On by default."""
 
     rollout_is: Literal["token", "sequence"] | None = "token"
     rollout_is_threshold: float = 2.0
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(Section, frozen=True):
     """Advantage estimation and correction."""
 
     adv_estimator: Literal["grpo"] = "grpo"
@@ -23,13 +23,13 @@ class AlgorithmConfig(Section):
     min_group_size: Positive | None = None  # accepted samples; None: min(2, n)
 
 
-class PolicyLossConfig(Section):
+class PolicyLossConfig(Section, frozen=True):
     """Which policy loss."""
 
     loss_mode: Literal["vanilla"] = "vanilla"
 
 
-class OptimConfig(Section):
+class OptimConfig(Section, frozen=True):
     """AdamW and its schedule. The schedule advances once per update call."""
 
     lr: float = 1e-6
@@ -40,7 +40,7 @@ class OptimConfig(Section):
     min_lr_ratio: float = 0.0
 
 
-class ActorConfig(Section):
+class ActorConfig(Section, frozen=True):
     """Policy update; names are verl's. Sizes count prompts unless the name says otherwise."""
 
     ppo_mini_batch_size: Positive = 256
@@ -61,7 +61,7 @@ class ActorConfig(Section):
     optim: OptimConfig = OptimConfig()
 
 
-class LearnerConfig(Section):
+class LearnerConfig(Section, frozen=True):
     """The ranks that train."""
 
     ranks: Positive = 1
@@ -72,7 +72,7 @@ class LearnerConfig(Section):
     step_timeout_s: Seconds = 1800.0  # one stage of a step; a rank hung in a collective ends the run by then
 
 
-class WeightsConfig(Section):
+class WeightsConfig(Section, frozen=True):
     """Publication to the engines."""
 
     probe: bool = True  # compare the log-probs of a fixed prompt after every load

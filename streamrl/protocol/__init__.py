@@ -12,7 +12,8 @@ from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.meta import KVBatchMeta
 
 if TYPE_CHECKING:
-    from streamrl.protocol import tensors
+    import streamrl.protocol.tensors as tensors
+    from streamrl.protocol.batch_meta import BatchMeta
     from streamrl.protocol.dataproto import DataProto
 
 __all__ = ["BatchMeta", "DataProto", "KVBatchMeta", "TrajectoryKey", "tensors"]

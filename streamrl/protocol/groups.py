@@ -111,6 +111,7 @@ class ReplayStats(msgspec.Struct, kw_only=True):
     rejected_writes: int = 0
     oldest_group_age_s: float = 0.0
     blocked_by: str | None = None
+    partial_trained: int = 0  # trained groups in which a session had failed
     lag_sum: int = 0  # over trained groups
     lag_max: int = 0
 
@@ -132,3 +133,4 @@ class ReplaySnapshot(msgspec.Struct, kw_only=True):
     groups: list[SavedGroup]
     stats: ReplayStats
     quarantine: list[str] = []
+    frontier: tuple[int, int] | None = None  # (epoch, position) after the last admitted prompt: where the data goes on

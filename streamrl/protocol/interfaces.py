@@ -56,18 +56,24 @@ class Engine(Protocol):
 
 
 class PromptSource(Protocol):
-    """Dataset rows as named prompts. The cursor only moves forward through ``next_prompts``."""
+    """Dataset rows as named prompts. The cursor moves through ``next_prompts``; the replay buffer knows how far it was admitted."""
 
     async def next_prompts(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts; fewer only at the end of the data (empty: no more)."""
         ...
 
-    async def validation_rows(self) -> list[dict[str, Any]]: ...
-    async def state(self) -> dict[str, Any]:
-        """The cursor, msgpack-able; ``restore`` continues with exactly the rows that had not been handed out."""
+    async def num_prompts(self) -> int:
+        """Training prompts of one epoch, after filters."""
         ...
 
-    async def restore(self, state: dict[str, Any]) -> None: ...
+    async def validation_rows(self) -> list[dict[str, Any]]: ...
+    async def state(self) -> dict[str, Any]:
+        """The cursor (``epoch``, ``position``) and what its meaning depends on, msgpack-able."""
+        ...
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Continue at ``state``; a position at the end of an epoch is the start of the next. CheckpointError for other data."""
+        ...
 
 
 class Admission(Protocol):

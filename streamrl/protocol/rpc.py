@@ -1,13 +1,15 @@
 """Typed calls over any byte transport: a Service decodes a method's arguments by its annotations, a client encodes them.
 
 Both are built from one Protocol class, so an actor needs no method of its own per call and nothing is pickled. Errors travel as
-(class, message, reason) and are raised again as the same class. Knows nothing of Ray or sockets: ``send(method, payload) -> bytes``
+(class, message, reason) and are raised again as the same class; an error that is not streamrl's own arrives as a StreamrlError that
+names it, and its traceback is logged where it happened. Knows nothing of Ray or sockets: ``send(method, payload) -> bytes``
 is all a client needs.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import typing
 from collections.abc import Awaitable, Callable
@@ -16,6 +18,8 @@ from typing import Any
 import msgspec
 
 from streamrl.errors import ProtocolError, StreamrlError, from_wire, to_wire
+
+log = logging.getLogger(__name__)
 
 Send = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -34,6 +38,9 @@ class _Method:
         hints = typing.get_type_hints(function, vars(sys.modules[owner.__module__]))
         self.signature = inspect.signature(function)
         names = [p for p in self.signature.parameters if p != "self"]
+        odd = [p for p in names if self.signature.parameters[p].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        if odd or any(p not in hints for p in names):
+            raise ProtocolError(f"a served method has annotated positional parameters, got {name}{self.signature} in {owner.__name__}; annotate them all")
         types = tuple(hints[p] for p in names)
         result = hints.get("return", type(None))
         self.arguments: Any = msgspec.msgpack.Decoder(tuple[types] if types else tuple[()])  # type: ignore[valid-type]
@@ -41,6 +48,7 @@ class _Method:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_NIL = msgspec.Raw(b"\xc0")  # msgpack None
 _REPLY = msgspec.msgpack.Decoder(_Reply)
 _METHODS: dict[type, dict[str, _Method]] = {}
 
@@ -61,17 +69,25 @@ class Service:
         self._target = target
 
     async def handle(self, method: str, payload: bytes) -> bytes:
-        """Reply bytes; never raises a StreamrlError (it travels in the reply), other errors travel by name too."""
+        """Reply bytes. Every exception of the target travels in the reply, so the caller of a remote method sees what a local one would."""
         try:
-            codec = self._methods.get(method)
-            if codec is None:
-                raise ProtocolError(f"a service offers {sorted(self._methods)}, got a call of {method!r}; both sides must run one version")
-            result = getattr(self._target, method)(*codec.arguments.decode(payload))
-            if inspect.isawaitable(result):
-                result = await result
-            return _ENCODER.encode(_Reply(None, msgspec.Raw(_ENCODER.encode(result))))
-        except (StreamrlError, msgspec.MsgspecError) as error:
-            return _ENCODER.encode(_Reply(to_wire(error), msgspec.Raw(b"\xc0")))
+            return _ENCODER.encode(_Reply(None, msgspec.Raw(_ENCODER.encode(await self._call(method, payload)))))
+        except StreamrlError as error:
+            return _ENCODER.encode(_Reply(to_wire(error), _NIL))
+        except Exception as error:
+            log.exception("%s of %s failed", method, type(self._target).__name__)
+            return _ENCODER.encode(_Reply(to_wire(error), _NIL))
+
+    async def _call(self, method: str, payload: bytes) -> Any:
+        codec = self._methods.get(method)
+        if codec is None:
+            raise ProtocolError(f"a service offers {sorted(self._methods)}, got a call of {method!r}; both sides must run one version")
+        try:
+            arguments = codec.arguments.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"arguments of {method} have the types {codec.signature}, got: {error}; both sides must run one version") from error
+        result = getattr(self._target, method)(*arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 def connect(interface: type, send: Send) -> Any:

@@ -1,0 +1,33 @@
+# Each target does its own set-up; a stamp in .venv makes the second call instant.
+PYTHON ?= python3
+BASE := .venv/.stamp-base
+TEST := .venv/.stamp-test
+
+.PHONY: setup demo test lint smollm2 clean
+
+setup: $(TEST)
+
+demo: $(BASE)  ## train the tiny model on the CPU
+	.venv/bin/streamrl launch configs/tiny_cpu.yaml
+
+test: $(TEST)
+	.venv/bin/python -m pytest
+
+lint: $(TEST)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+smollm2: $(TEST)  ## the model and data of configs/smollm2_chain_sum.yaml
+	scripts/smollm2.sh
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BASE): pyproject.toml scripts/setup.sh
+	PYTHON="$(PYTHON)" scripts/setup.sh base
+	touch $@
+
+$(TEST): pyproject.toml scripts/setup.sh
+	PYTHON="$(PYTHON)" scripts/setup.sh test
+	touch $(BASE) $@

@@ -1,0 +1,145 @@
+"""What a run shows while it runs: the live line, and the files that other programs read (status, waits, targets, step records).
+
+The files tell the truth when the driver hangs: their age is visible. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.members import Member
+from actors.trainer import Progress
+from streamrl.config import Config
+from streamrl.errors import StreamrlError
+from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.protocol.groups import ReplayStats
+from streamrl.telemetry.live import format_line
+from streamrl.telemetry.metrics import Metrics
+from streamrl.telemetry.run_folder import RunFolder, write_json
+from streamrl.telemetry.steps import StepLog
+from streamrl.telemetry.summary import RunStatus, RunSummary
+from streamrl.telemetry.targets import Target, write_targets
+
+log = logging.getLogger(__name__)
+
+
+class Board:
+    """The driver's account of one run."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        self._started = time.time()
+        self._steps = StepLog(folder.steps)
+        self._metrics = Metrics("driver", "driver")
+        self._port = self._metrics.serve(config.telemetry.host)
+        self.num_records = 0
+        self.totals = Totals()
+        self.version = 0
+        self._state: str = "starting"
+        self._last = StepRecord(step=0, version=0)
+
+    def say(self, message: str) -> None:
+        """A line for the person at the terminal."""
+        log.info(message)
+        sys.stderr.write(f"[{time.time() - self._started:6.1f} s] {message}\n")
+        sys.stderr.flush()
+
+    def members(self, members: Iterable[Member]) -> None:
+        """(Re)write the scrape targets of the actors that exist now."""
+        host = self._config.telemetry.host
+        targets = [Target("driver", "driver", host, self._port)]
+        targets += [Target(m.role, m.name, host, m.hello.metrics_port or 0) for m in members if m.hello is not None]
+        write_targets(self._folder.targets, self._folder.root.name, targets)
+
+    def restarted(self, role: str) -> None:
+        self._metrics.inc("streamrl_actor_restarts_total", target_role=role)
+
+    def state(self, state: str, message: str = "") -> None:
+        """Write status.json; the run's own view of where it is."""
+        self._state = state
+        status = RunStatus(
+            state=state,  # type: ignore[arg-type]
+            pid=os.getpid(),
+            started=self._started,
+            updated=time.time(),
+            step=self._last.step,
+            total_steps=self._config.trainer.total_training_steps or 0,
+            version=self.version,
+            message=message,
+        )
+        _quietly(lambda: write_json(self._folder.status, status))
+
+    async def refresh(self, members: Iterable[Member], progress: Progress | None) -> None:
+        """Once a tick: new records to the log and the terminal, waits and health of every actor to waits.json."""
+        members = list(members)
+        if progress is not None:
+            self._take(progress)
+        health = await asyncio.gather(*(member.health() for member in members))
+        table = {m.name: msgspec.to_builtins(h) if h is not None else None for m, h in zip(members, health, strict=True)}
+        _quietly(lambda: write_json(self._folder.waits, {"time": time.time(), "actors": table}))
+        self.members(members)
+        self.state(self._state)
+
+    def _take(self, progress: Progress) -> None:
+        self.totals, self.version = progress.totals, progress.weight_version
+        self.num_records += len(progress.records)
+        for record in progress.records:
+            self._last = record
+            _quietly(lambda record=record: self._steps.append(record))
+            self.say(format_line(msgspec.to_builtins(record)))
+
+    def summary(self, status: str, error: StreamrlError | None) -> RunSummary:
+        """The result so far, as summary.json keeps it."""
+        totals, stats = self.totals, self.totals.stats
+        first, last = totals.reward_ends()
+        accuracies = totals.val_accuracies
+        return RunSummary(
+            status=status,  # type: ignore[arg-type]
+            steps=totals.steps,
+            wall_s=time.time() - self._started,
+            seed=self._config.run.seed or 0,
+            engine=self._config.rollout.engine,
+            val_accuracy_first=accuracies[0] if accuracies else None,
+            val_accuracy_last=accuracies[-1] if accuracies else None,
+            reward_first=first,
+            reward_last=last,
+            lag_mean=totals.lag_mean,
+            lag_max=totals.lag_max,
+            max_staleness=self._config.replay.max_staleness,
+            trajectories=stats.trajectories_generated,
+            generated_tokens=stats.tokens_generated,
+            trained_tokens=totals.trained_tokens,
+            groups_trained=stats.trained,
+            groups_dropped=stats.dropped,
+            weight_version=self.version,
+            run=str(self._folder.root),
+            error=None if error is None else str(error),
+            partial_share=_partial_share(stats),
+        )
+
+    def close(self, summary: RunSummary) -> None:
+        self.state(summary.status, summary.error or "")
+        _quietly(lambda: write_json(self._folder.summary, summary))
+        write_targets(self._folder.targets, self._folder.root.name, [])
+        self._steps.close()
+        self._metrics.close()
+
+
+def _partial_share(stats: ReplayStats) -> float:
+    return stats.partial_trained / stats.trained if stats.trained else 0.0
+
+
+def _quietly(write) -> None:
+    """A full disk must not end a training run: the file is old then, and the log says why."""
+    try:
+        write()
+    except OSError as error:
+        log.warning("a file of the run folder could not be written: %s", error)

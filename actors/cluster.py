@@ -1,0 +1,64 @@
+"""The Ray to run on: a local one that this run starts and ends, or one that exists and is left as it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+
+import ray
+
+from streamrl.config import Config
+from streamrl.errors import ClusterTooSmall, RunFailed
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 << 20  # of a local Ray: rows travel through our own segments, Ray carries only small messages
+
+
+class Cluster:
+    """A connection to Ray. ``own`` says whether this run started it, and so must end it."""
+
+    def __init__(self, config: Config, run_id: str) -> None:
+        self._config = config
+        self._namespace = f"streamrl-{run_id}"
+        self.own = config.cluster.address is None
+
+    def connect(self) -> None:
+        """Start or join; ClusterTooSmall when a resource is missing, RunFailed when no cluster answers."""
+        cluster = self._config.cluster
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict = {"namespace": self._namespace, "log_to_driver": False, "configure_logging": False}
+        if cluster.env:
+            options["runtime_env"] = {"env_vars": cluster.env}
+        if self.own:
+            options |= {"num_cpus": cluster.num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "address": "local"}
+        else:
+            options["address"] = cluster.address
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunFailed(f"cluster.address={cluster.address!r} must name a running Ray, got: {error}; start one with `ray start --head`") from error
+        log.info("%s Ray at %s", "started a local" if self.own else "joined", ray.get_runtime_context().gcs_address)
+        self._check_resources()
+
+    def _check_resources(self) -> None:
+        """What the run asks for must exist; a missing GPU would otherwise be waited for without end."""
+        config, have = self._config, ray.cluster_resources()
+        gpus = config.rollout.num_actors * config.rollout.num_gpus_per_actor + config.learner.ranks * config.learner.num_gpus_per_rank
+        if gpus > have.get("GPU", 0.0):
+            raise ClusterTooSmall(
+                f"the run needs {gpus:g} GPU (rollout {config.rollout.num_actors} x {config.rollout.num_gpus_per_actor:g}, learner "
+                f"{config.learner.ranks} x {config.learner.num_gpus_per_rank:g}), got {have.get('GPU', 0.0):g} in the cluster; "
+                "lower rollout.num_gpus_per_actor or learner.num_gpus_per_rank, or join a larger cluster"
+            )
+        free = shutil.disk_usage(config.dataplane.shm_dir).free
+        if config.dataplane.capacity_bytes > free:
+            raise ClusterTooSmall(
+                f"dataplane.capacity_bytes must fit into {config.dataplane.shm_dir}, got {config.dataplane.capacity_bytes:,} bytes with {free:,} free; "
+                "lower dataplane.capacity_bytes or free shared memory"
+            )
+
+    def disconnect(self) -> None:
+        """End an own Ray; leave a joined one as it was."""
+        ray.shutdown()

@@ -1,0 +1,102 @@
+"""``run(config)``: one training job from the first process to the summary. The driver imports no torch.
+
+    folder → Ray (own or joined) → Supervisor(start, watch, close) → summary.json
+
+Ctrl-C (or SIGTERM) once: finish the step, save, close within ``cluster.stop_timeout_s``. Twice: end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from actors import children
+from actors.board import Board
+from actors.cluster import Cluster
+from actors.supervisor import Supervisor
+from streamrl.config import Config
+from streamrl.dataplane.sweep import sweep
+from streamrl.errors import StreamrlError
+from streamrl.telemetry import logs
+from streamrl.telemetry.run_folder import RunFolder
+from streamrl.telemetry.summary import RunSummary
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> RunSummary:
+    """Run a resolved configuration in ``folder``; ``resume`` is a checkpoint folder. Raises what ended the run, after the summary was written."""
+    logs.setup("driver", file=folder.log_file("driver"), level=config.telemetry.log_level)
+    board = Board(config, folder)
+    cluster = Cluster(config, folder.root.name)
+    error: StreamrlError | None = None
+    status = "failed"
+    try:
+        _clear_leftovers(config, folder)
+        board.say(f"run folder {folder.root}")
+        board.state("starting")
+        cluster.connect()
+        board.state("running")
+        stopped = asyncio.run(_supervise(Supervisor(config, folder, board, resume)))
+        status = "stopped" if stopped else "completed"
+    except StreamrlError as failure:
+        error = failure
+    finally:
+        cluster.disconnect()
+        _clear_leftovers(config, folder)
+    summary = board.summary(status, error)
+    board.close(summary)
+    if error is not None:
+        raise error
+    return summary
+
+
+async def _supervise(supervisor: Supervisor) -> bool:
+    """Run under signal handlers; True when a stop was asked for."""
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def interrupted() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            _end_at_once(supervisor.folder)
+        supervisor.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+    try:
+        await supervisor.run()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return asked > 0
+
+
+def _end_at_once(folder: RunFolder) -> None:
+    """The second interrupt: kill every process of the run and leave. An own Ray ends with this process."""
+    for path in folder.children.glob("*.json"):
+        children.end_leftovers(path, wait_s=0.5)
+    sys.stderr.write("ended at once; nothing was saved after the last checkpoint\n")
+    os._exit(130)
+
+
+def _clear_leftovers(config: Config, folder: RunFolder) -> None:
+    """Processes and shared memory of this run's earlier life, and of runs whose driver is dead."""
+    for path in folder.children.glob("*.json"):
+        children.end_leftovers(path)
+    sweep(Path(config.dataplane.shm_dir))
+
+
+def weights_dir(config: Config, folder: RunFolder) -> Path:
+    """Where snapshots lie: node-local shared memory, under the run's name."""
+    return Path(config.dataplane.shm_dir) / f"streamrl-weights-{folder.root.name}"
+
+
+def remove_weights(config: Config, folder: RunFolder) -> None:
+    shutil.rmtree(weights_dir(config, folder), ignore_errors=True)

@@ -1,0 +1,90 @@
+"""The actors of a run: which there are, how each is placed, and a handle with its name for every one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+from ray.actor import ActorHandle
+
+from actors.host import Health, Hello, Host, WireError, settings_for
+from actors.learner import LearnerActor
+from actors.prompt import PromptActor
+from actors.remote import answer, as_future
+from actors.replay import ReplayActor
+from actors.rollout import RolloutActor
+from actors.store import StoreActor
+from actors.trainer import TrainerActor
+from streamrl.config import Config
+from streamrl.errors import from_wire
+
+log = logging.getLogger(__name__)
+
+KINDS: dict[str, type[Host]] = {
+    "store": StoreActor,
+    "replay": ReplayActor,
+    "prompt": PromptActor,
+    "learner": LearnerActor,
+    "rollout": RolloutActor,
+    "trainer": TrainerActor,
+}
+HEALTH_S = 2.0  # a health question that is not answered by then shows as "no answer"
+
+
+class Member:
+    """One actor: its name, its handle, and the future of its run."""
+
+    def __init__(self, name: str, role: str, handle: ActorHandle) -> None:
+        self.name = name
+        self.role = role
+        self.handle = handle
+        self.hello: Hello | None = None
+        self.run: asyncio.Future[WireError | None] | None = None
+
+    async def call(self, method: str, *args: Any, limit_s: float) -> Any:
+        """Call a method of the actor itself; an error it reports in words is raised as its class."""
+        result = await answer(getattr(self.handle, method).remote(*args), f"{method} of {self.name}", limit_s)
+        if isinstance(result, tuple):
+            raise from_wire(*result)
+        return result
+
+    async def open(self, peers: dict[str, ActorHandle], limit_s: float) -> None:
+        """Introduce the actor and start its parts."""
+        self.hello = msgspec.msgpack.decode(await self.call("hello", limit_s=limit_s), type=Hello)
+        await self.call("start", peers, limit_s=limit_s)
+        log.info("%s is open (pid %d)", self.name, self.hello.pid)
+
+    def start_run(self) -> None:
+        self.run = as_future(self.handle.run.remote())
+
+    async def health(self) -> Health | None:
+        """None when the actor does not answer in time."""
+        try:
+            return msgspec.msgpack.decode(await answer(self.handle.health.remote(), f"health of {self.name}", HEALTH_S), type=Health)
+        except Exception:  # whatever is wrong with it, its run future tells; here it only shows as silent
+            return None
+
+    def kill(self) -> None:
+        ray.kill(self.handle, no_restart=True)
+
+
+def create(name: str, role: str, config: Config, settings: Callable[..., bytes]) -> Member:
+    """Ask Ray for an actor. Light kinds ask for no CPU, so that everything fits a machine of two cores."""
+    gpus = {"rollout": config.rollout.num_gpus_per_actor, "learner": config.learner.num_gpus_per_rank}.get(role, 0.0)
+    remote = ray.remote(KINDS[role]).options(name=name, num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0)
+    return Member(name, role, remote.remote(settings(name, role)))
+
+
+def names_of(config: Config) -> list[tuple[str, str]]:
+    """(name, role) of every actor of a run, in the order they are opened."""
+    fixed = [("store", "store"), ("replay", "replay"), ("prompt", "prompt")]
+    learners = [(f"learner-{i}", "learner") for i in range(config.learner.ranks)]
+    rollouts = [(f"rollout-{i}", "rollout") for i in range(config.rollout.num_actors)]
+    return [*fixed, *learners, *rollouts, ("trainer", "trainer")]
+
+
+__all__ = ["Member", "create", "names_of", "settings_for"]

@@ -1,0 +1,26 @@
+"""Replay actor: the one owner of group states, leases and the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.host import Host
+from actors.store import store_client
+from streamrl.pipeline import build
+from streamrl.protocol.interfaces import Replay
+from streamrl.replay import ReplayService
+
+
+class ReplayActor(Host):
+    """Runs the buffer's timers; serves ``Replay``."""
+
+    async def open(self, peers: dict[str, Any]) -> None:
+        store = store_client(peers["store"], self.name, self.config.dataplane)
+        self.replay = ReplayService(build.build_replay(self.config), clear=store.clear)
+        self.serve(Replay, self.replay)
+
+    async def work(self) -> None:
+        await self.replay.run_timers()
+
+    async def close(self) -> None:
+        await self.replay.close()

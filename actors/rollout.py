@@ -1,0 +1,50 @@
+"""Rollout actor: one engine replica and the agent loops that use it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.host import Host
+from actors.remote import client
+from actors.store import store_client
+from streamrl.pipeline import build
+from streamrl.pipeline.loops import POLL_S, generate_groups, keep_leases
+from streamrl.pipeline.replica import EngineReplica
+from streamrl.protocol.clock import SystemClock
+from streamrl.protocol.interfaces import LeaseSource, Replica
+
+
+class RolloutActor(Host):
+    """Runs ``generate_groups`` and ``keep_leases``; serves ``Replica``."""
+
+    async def open(self, peers: dict[str, Any]) -> None:
+        self.engine = build.build_engine(self.config, self.name)
+        limit_s = self.config.rollout.timeouts.start_s
+        await self.waits.limit(self.engine.start(), "the engine's start", f"{self.name} engine", limit_s)
+        self.record_children(self.engine.child_pids())
+        runner = build.build_runner(self.config, self.engine)
+        self.worker = build.build_worker(
+            self.config,
+            self.name,
+            replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + 55),
+            store=store_client(peers["store"], self.name, self.config.dataplane),
+            runner=runner,
+            waits=self.waits,
+            metrics=self.metrics,
+        )
+        self.serve(Replica, EngineReplica(self.name, self.engine, runner))
+
+    async def work(self) -> None:
+        self.record_children(self.engine.child_pids())
+        beats = asyncio.create_task(keep_leases(self.worker, self.config.replay, SystemClock()))
+        groups = asyncio.create_task(generate_groups(self.worker, n=self.config.rollout.n))
+        try:
+            await asyncio.wait({beats, groups}, return_when=asyncio.FIRST_COMPLETED)
+            await (groups if groups.done() else beats)
+        finally:
+            beats.cancel()
+            groups.cancel()
+
+    async def close(self) -> None:
+        await self.engine.stop()

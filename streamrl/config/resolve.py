@@ -1,0 +1,97 @@
+"""Replaces every "None means ..." of a configuration by what it means, and makes its paths absolute, once, on the driver.
+
+The result is what the run saves and what every actor receives, so a worker with another working directory finds the same files.
+Resolving twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.paths import resolve as absolute
+from streamrl.config.paths import resolve_model
+from streamrl.config.rollout import AgentConfig, ModelConfig, ReplayConfig, RolloutConfig
+from streamrl.config.run import Config, RunConfig, TrainerConfig
+from streamrl.config.training import ActorConfig, AlgorithmConfig, WeightsConfig
+
+_PROBE_TOLERANCE_NATS = {"bfloat16": 0.5, "float32": 0.005}
+
+
+def resolve(config: Config) -> Config:
+    """The configuration with nothing left open. Draws ``run.seed`` and names ``run.folder`` when they are not given."""
+    run = _run(config.run)
+    return replace(
+        config,
+        run=run,
+        model=_model(config.model),
+        data=_data(config.data, run.seed),
+        reward=_reward(config.reward),
+        rollout=_rollout(config.rollout),
+        replay=_replay(config.replay, config.rollout.n),
+        algorithm=_algorithm(config.algorithm, config.rollout.n),
+        actor=_actor(config.actor),
+        weights=_weights(config.weights, config.rollout),
+        trainer=_trainer(config.trainer),
+    )
+
+
+def _run(run: RunConfig) -> RunConfig:
+    folder = Path(run.folder) if run.folder else Path(run.dir) / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    seed = secrets.randbelow(2**31) if run.seed is None else run.seed
+    return replace(run, seed=seed, dir=absolute(run.dir), folder=absolute(str(folder)))
+
+
+def _model(model: ModelConfig) -> ModelConfig:
+    path = resolve_model(model.path)
+    return replace(model, path=path, tokenizer_path=resolve_model(model.tokenizer_path) if model.tokenizer_path else path)
+
+
+def _data(data: DataConfig, seed: int | None) -> DataConfig:
+    return replace(
+        data,
+        train_files=_files(data.train_files),
+        val_files=_files(data.val_files),
+        seed=seed if data.seed is None else data.seed,
+        cache_dir=absolute(data.cache_dir),
+    )
+
+
+def _files(files: str | list[str]) -> list[str]:
+    return [absolute(file) for file in ([files] if isinstance(files, str) else files)]
+
+
+def _reward(reward: RewardConfig) -> RewardConfig:
+    custom = reward.custom_reward_function
+    return reward if custom is None else replace(reward, custom_reward_function=replace(custom, path=absolute(custom.path)))
+
+
+def _rollout(rollout: RolloutConfig) -> RolloutConfig:
+    return replace(rollout, agent=rollout.agent or AgentConfig())
+
+
+def _replay(replay: ReplayConfig, n: int) -> ReplayConfig:
+    return replace(replay, min_sessions=replay.min_sessions or min(2, n))
+
+
+def _algorithm(algorithm: AlgorithmConfig, n: int) -> AlgorithmConfig:
+    return replace(algorithm, min_group_size=algorithm.min_group_size or min(2, n))
+
+
+def _actor(actor: ActorConfig) -> ActorConfig:
+    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+    return replace(actor, clip_ratio_low=low, clip_ratio_high=high)
+
+
+def _weights(weights: WeightsConfig, rollout: RolloutConfig) -> WeightsConfig:
+    tolerance = _PROBE_TOLERANCE_NATS[rollout.dtype] if weights.probe_tolerance is None else weights.probe_tolerance
+    return replace(weights, probe_tolerance=tolerance, max_unavailable=weights.max_unavailable or max(1, rollout.num_actors // 2))
+
+
+def _trainer(trainer: TrainerConfig) -> TrainerConfig:
+    return replace(trainer, resume_from_path=absolute(trainer.resume_from_path) if trainer.resume_from_path else None)

@@ -1,0 +1,74 @@
+"""``RLHFDataset``: dataset rows for the one-process reference flow and for users of the DataLoader. Returns messages, never token ids."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from streamrl.config.data import DataConfig
+from streamrl.data.files import Row, read_rows
+from streamrl.data.rows import ChatTokenizer, agent_row, subsample, without_overlong
+
+log = logging.getLogger(__name__)
+
+
+class RLHFDataset(Dataset):
+    """Rows of ``files`` in file order, subsampled and filtered as ``data`` says.
+
+    ``dataset[i]`` is a fresh dict: all columns of the file, plus raw_prompt, extra_info, index, tools_kwargs, interaction_kwargs and
+    ``dummy_tensor`` (uint8 [1], carries nothing: it keeps the tensor side of a collated batch non-empty).
+    Pickling keeps file names and settings, not rows: another process reads the files again on first use.
+    """
+
+    def __init__(self, files: str | list[str], data: DataConfig, *, seed: int = 0, max_samples: int = -1, tokenizer: ChatTokenizer | None = None) -> None:
+        self._files = files
+        self._data = data
+        self._seed = seed
+        self._max_samples = max_samples
+        self._tokenizer = tokenizer
+        self._part: tuple[int, int] | None = None  # (first row, number of rows) of a split
+        self._rows: list[Row] | None = self._read()
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {**agent_row(self._table()[i], self._data), "dummy_tensor": torch.tensor([0], dtype=torch.uint8)}
+
+    def split(self, k: int) -> list[RLHFDataset]:
+        """``k`` datasets of ``len // k`` consecutive rows; the rest is dropped and logged."""
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ValueError(f"a dataset splits into a positive number of parts, got k={k!r}; pass an int of at least 1")
+        if len(self) < k:
+            raise ValueError(f"every part of a split has a row, got {len(self)} rows for {k} parts; ask for fewer parts")
+        size = len(self) // k
+        if len(self) % k:
+            log.warning("split(%d) of %d rows drops the last %d", k, len(self), len(self) % k)
+        return [self._slice(part * size, size) for part in range(k)]
+
+    def resume_dataset_state(self) -> None:
+        """Read the files now, after unpickling, instead of at the first access."""
+        self._table()
+
+    def _slice(self, start: int, size: int) -> RLHFDataset:
+        part = object.__new__(type(self))
+        offset = self._part[0] if self._part else 0
+        part.__dict__ = {**self.__dict__, "_part": (offset + start, size), "_rows": self._table()[start : start + size]}
+        return part
+
+    def _table(self) -> list[Row]:
+        if self._rows is None:
+            self._rows = self._read()
+        return self._rows
+
+    def _read(self) -> list[Row]:
+        rows = subsample(read_rows(self._files, self._data), self._max_samples, shuffle=self._data.shuffle, seed=self._seed)
+        if self._data.filter_overlong_prompts and self._tokenizer is not None:
+            rows = without_overlong(rows, self._data, self._tokenizer)
+        return rows if self._part is None else rows[self._part[0] : sum(self._part)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}

@@ -1,0 +1,94 @@
+"""The prompt source of a run: dataset rows, each with a uid, in a seeded order that never ends (or ends after ``total_epochs``).
+
+The cursor is (epoch, position) and the order of an epoch depends on (seed, epoch) alone, so a restored stream continues exactly where the
+saved one stood, at an epoch's end too. Guarantees each row once per epoch. Doesn't know which prompts were trained: that is the replay
+buffer's ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamrl.config.data import DataConfig
+from streamrl.data.files import Row, read_rows
+from streamrl.data.order import epoch_order
+from streamrl.data.rows import ChatTokenizer, subsample, wire_row, without_overlong
+from streamrl.errors import CheckpointError, ConfigError
+from streamrl.protocol.keys import prompt_uid
+from streamrl.protocol.trajectory import Prompt
+
+
+class PromptStream:
+    """Implements ``PromptSource``. Rows are read at construction; the stream itself never blocks."""
+
+    def __init__(self, data: DataConfig, *, run_seed: int, total_epochs: int | None, tokenizer: ChatTokenizer | None = None) -> None:
+        if data.filter_overlong_prompts and tokenizer is None:
+            raise ConfigError("$.data.filter_overlong_prompts: measuring prompts needs a tokenizer, got none; pass one or turn the filter off")
+        if total_epochs is not None and total_epochs < 1:
+            raise ConfigError(f"$.trainer.total_epochs: at least one epoch, got {total_epochs}; None is a stream without end")
+        self._data = data
+        self._run_seed = run_seed
+        self._seed = run_seed if data.seed is None else data.seed
+        self._total_epochs = total_epochs
+        self._tokenizer = tokenizer
+        self._rows = self._read(data.train_files, data.max_samples, shuffle=data.shuffle)
+        self._epoch = 0
+        self._position = 0
+        self._order = self._order_of(0)
+
+    @property
+    def num_prompts(self) -> int:
+        """Rows of one epoch."""
+        return len(self._rows)
+
+    async def next_prompts(self, count: int) -> list[Prompt]:
+        """The next ``count`` prompts, across epoch boundaries; fewer only at the end of the data (empty: no more)."""
+        prompts: list[Prompt] = []
+        while len(prompts) < count and not self._at_end():
+            prompts.append(self._here())
+            self._advance()
+        return prompts
+
+    async def validation_rows(self) -> list[dict[str, Any]]:
+        """The validation rows in file order, none when no file is configured."""
+        if not self._data.val_files:
+            return []
+        rows = self._read(self._data.val_files, self._data.val_max_samples, shuffle=False)
+        return [wire_row(row, self._data) for row in rows]
+
+    async def state(self) -> dict[str, Any]:
+        """The cursor, with what its meaning depends on."""
+        return {"epoch": self._epoch, "position": self._position, **self._identity()}
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Continue at ``state``; CheckpointError when rows, order or names would not be those of the saved run."""
+        differing = {name: (state.get(name), mine) for name, mine in self._identity().items() if state.get(name) != mine}
+        if differing:
+            details = ", ".join(f"{name}: saved {saved}, now {mine}" for name, (saved, mine) in differing.items())
+            raise CheckpointError(f"a data cursor is restored onto the same rows, seed and order, got {details}; resume with the data of the saved run")
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._order_of(self._epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"num_rows": len(self._rows), "seed": self._seed, "run_seed": self._run_seed, "shuffle": self._data.shuffle}
+
+    def _read(self, files: str | list[str], max_samples: int, *, shuffle: bool) -> list[Row]:
+        rows = subsample(read_rows(files, self._data), max_samples, shuffle=shuffle, seed=self._seed)
+        return without_overlong(rows, self._data, self._tokenizer) if self._tokenizer and self._data.filter_overlong_prompts else rows
+
+    def _order_of(self, epoch: int) -> list[int]:
+        return epoch_order(len(self._rows), shuffle=self._data.shuffle, seed=self._seed, epoch=epoch)
+
+    def _at_end(self) -> bool:
+        return self._total_epochs is not None and self._epoch >= self._total_epochs
+
+    def _here(self) -> Prompt:
+        row = wire_row(self._rows[self._order[self._position]], self._data)
+        return Prompt(prompt_uid(self._run_seed, self._epoch, self._position), row, self._epoch, self._position)
+
+    def _advance(self) -> None:
+        """The cursor rests on the next row to hand out: after an epoch's last row that is row 0 of the next epoch."""
+        self._position += 1
+        if self._position == len(self._rows):
+            self._epoch, self._position = self._epoch + 1, 0
+            self._order = self._order_of(self._epoch)

@@ -1,0 +1,284 @@
+"""Values to bytes and back. A column's kind is decided here, once, by what is put and never by the lengths in one batch:
+
+| given                                             | kind                                                       |
+| a known trajectory field                          | its declared kind and dtype, whatever container            |
+| array or tensor (B,)                              | scalar                                                     |
+| array or tensor (B, *inner)                       | dense                                                      |
+| jagged nested tensor                              | ragged, with its ragged axis                               |
+| list of arrays or tensors of rank >= 1            | ragged, last axis                                          |
+| list of 0-d arrays, 0-d tensors or NumPy scalars  | scalar                                                     |
+| any other list                                    | object                                                     |
+
+Values are never cast. Torch is touched only when a tensor is given or asked for, so processes without torch can write and read.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamrl.dataplane.objects import decode_object, encode_object
+from streamrl.errors import DtypeClash, ProtocolError
+from streamrl.protocol.fields import OBJECT, TRAJECTORY_FIELDS, ColumnSpec
+from streamrl.protocol.segments import LocatedColumn
+
+# Tensor dtypes that NumPy lacks, with the NumPy dtype that carries their bytes.
+RAW_DTYPES = {"bfloat16": np.dtype(np.uint16), "float8_e4m3fn": np.dtype(np.uint8), "float8_e5m2": np.dtype(np.uint8)}
+_DTYPES = frozenset("bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split())
+
+
+class EncodedColumn:
+    """A column ready to be copied into a segment: ``chunks`` are byte arrays whose concatenation is the rows back to back."""
+
+    __slots__ = ("chunks", "lengths", "name", "num_bytes", "spec")
+
+    def __init__(self, name: str, spec: ColumnSpec, lengths: list[int], chunks: list[np.ndarray]) -> None:
+        self.name, self.spec, self.lengths, self.chunks = name, spec, lengths, chunks
+        self.num_bytes = sum(chunk.size for chunk in chunks)
+
+
+def storage_dtype(name: str) -> np.dtype:
+    """The NumPy dtype that carries a column's bytes."""
+    return RAW_DTYPES.get(name) or np.dtype(name)
+
+
+def unit_bytes(spec: ColumnSpec) -> int:
+    """Bytes of one row (scalar, dense), of one entry of the free axis (ragged), or 1 (object)."""
+    return 1 if spec.kind == "object" else storage_dtype(spec.dtype).itemsize * math.prod(spec.inner_shape)
+
+
+# ---- encoding ---------------------------------------------------------------------------------------------------------------------------
+
+
+def encode_columns(fields: Any, num_rows: int) -> list[EncodedColumn]:
+    """All columns of a put, validated. Nothing is written, so an error leaves the store as it was."""
+    return [encode_column(name, values, num_rows) for name, values in _items(fields, num_rows)]
+
+
+def encode_column(name: str, values: Any, num_rows: int) -> EncodedColumn:
+    """One column; DtypeClash or ProtocolError names it."""
+    if not isinstance(name, str) or not name:
+        raise ProtocolError(f"columns have names, got {name!r}; use a non-empty str")
+    if _is_tensor(values) and values.is_nested:
+        column = _from_nested(name, values)
+    elif _is_tensor(values) or (isinstance(values, np.ndarray) and values.dtype != object):
+        column = _from_batch(name, *_bytes_of(name, values))
+    elif isinstance(values, (list, tuple, np.ndarray)):
+        column = _from_list(name, list(values))
+    else:
+        raise DtypeClash(f"a column is a tensor, an array or a list with one value per row, got {type(values).__name__} for {name!r}; wrap it in a list")
+    if len(column.lengths) != num_rows:
+        raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} values of {name!r} for {num_rows} keys; pass them together")
+    return column
+
+
+def _items(fields: Any, num_rows: int) -> Iterable[tuple[str, Any]]:
+    tensordict = sys.modules.get("tensordict")
+    if tensordict is not None and tensordict.is_tensor_collection(fields):
+        if list(fields.batch_size) != [num_rows]:
+            raise ProtocolError(f"a TensorDict of a put has batch size [{num_rows}] (one row per key), got {list(fields.batch_size)}; set batch_size=[B]")
+        return [(name, _unwrap(tensordict, fields.get(name), num_rows)) for name in fields.keys()]  # noqa: SIM118 (a TensorDict iterates over rows)
+    if not isinstance(fields, Mapping):
+        raise ProtocolError(f"fields are a TensorDict or a dict of columns, got {type(fields).__name__}; pass name -> values")
+    return fields.items()
+
+
+def _unwrap(tensordict: Any, value: Any, num_rows: int) -> Any:
+    if isinstance(value, tensordict.NonTensorStack):
+        return value.tolist()
+    if isinstance(value, tensordict.NonTensorData):
+        return [value.data] * num_rows
+    return value
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _bytes_of(name: str, value: Any) -> tuple[str, np.ndarray]:
+    """(dtype name, contiguous array in its storage dtype) of an array, a tensor or a NumPy scalar."""
+    if _is_tensor(value):
+        dtype = str(value.dtype).removeprefix("torch.")
+        value = value.detach().cpu().contiguous()
+        if dtype in RAW_DTYPES:
+            torch = sys.modules["torch"]
+            shape = tuple(value.shape)
+            value = value.reshape(-1).view(getattr(torch, RAW_DTYPES[dtype].name)).reshape(shape)
+        array = value.numpy()
+    else:
+        array, dtype = np.asarray(value), np.asarray(value).dtype.name
+    if dtype not in _DTYPES and dtype not in RAW_DTYPES:
+        raise DtypeClash(f"columns hold numbers or objects, got dtype {dtype} for {name!r}; pass text and other values as a list")
+    if not array.dtype.isnative:
+        raise DtypeClash(f"columns are in the machine's byte order, got {array.dtype.str} for {name!r}; convert with astype")
+    return dtype, np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _raw(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
+    """(B,) or (B, *inner)."""
+    if rows.ndim == 0:
+        raise ProtocolError(f"a column has a batch dimension, got a 0-d value for {name!r}; pass shape (B,)")
+    declared = TRAJECTORY_FIELDS.get(name)
+    if declared is not None and declared.kind == "ragged":
+        return _ragged(name, dtype, list(rows), rows.ndim - 2)
+    kind = "scalar" if rows.ndim == 1 else "dense"
+    spec = _declared(name, ColumnSpec(dtype, kind, None, tuple(rows.shape[1:])))
+    return EncodedColumn(name, spec, [0] * len(rows), [_raw(rows)])
+
+
+def _from_nested(name: str, nested: Any) -> EncodedColumn:
+    torch = sys.modules["torch"]
+    if nested.layout is not torch.jagged:
+        raise ProtocolError(f"nested tensors are jagged, got layout {nested.layout} for {name!r}; build them with nested_tensor_from_jagged")
+    axis = nested._ragged_idx - 1
+    if axis == 0 and nested.lengths() is None and nested.is_contiguous():
+        dtype, values = _bytes_of(name, nested.values())
+        offsets = nested.offsets().tolist()
+        spec = _declared(name, ColumnSpec(dtype, "ragged", 0, tuple(values.shape[1:])))
+        lengths = [end - begin for begin, end in zip(offsets, offsets[1:], strict=False)]
+        return EncodedColumn(name, spec, lengths, [_raw(values[offsets[0] : offsets[-1]])])
+    pairs = [_bytes_of(name, row) for row in nested.unbind()]
+    return _ragged(name, pairs[0][0], [row for _, row in pairs], axis)
+
+
+def _from_list(name: str, values: list) -> EncodedColumn:
+    declared = TRAJECTORY_FIELDS.get(name)
+    if values and all(_is_tensor(v) or isinstance(v, np.generic) or (isinstance(v, np.ndarray) and v.dtype != object) for v in values):
+        pairs = [_bytes_of(name, value) for value in values]
+        dtypes = sorted({dtype for dtype, _ in pairs})
+        if len(dtypes) > 1:
+            raise DtypeClash(f"a column has one dtype, got {dtypes} for {name!r}; convert the rows first")
+        ranks = sorted({row.ndim for _, row in pairs})
+        if len(ranks) > 1:
+            raise ProtocolError(f"rows of a column have one rank, got ranks {ranks} for {name!r}; reshape the rows first")
+        rows = [row for _, row in pairs]
+        return _from_batch(name, dtypes[0], np.stack(rows)) if ranks == [0] else _ragged(name, dtypes[0], rows, ranks[0] - 1)
+    if declared is not None and declared.kind == "scalar":
+        return _from_batch(name, declared.dtype, _python_numbers(name, declared.dtype, values))
+    if declared is not None:
+        raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype}, got {sorted({type(v).__name__ for v in values})}; pass arrays or a nested tensor")
+    encoded = [encode_object(value, f"{name}[{place}]") for place, value in enumerate(values)]
+    return EncodedColumn(name, OBJECT, [len(data) for data in encoded], [np.frombuffer(data, np.uint8) for data in encoded])
+
+
+def _python_numbers(name: str, dtype: str, values: list) -> np.ndarray:
+    wanted = {"i": int, "u": int, "f": float, "b": bool}[np.dtype(dtype).kind]
+    wrong = sorted({type(value).__name__ for value in values if type(value) is not wanted})
+    if wrong:
+        raise DtypeClash(f"column {name!r} holds {dtype}, got {wrong}; values are never cast")
+    return np.asarray(values, dtype)
+
+
+def _ragged(name: str, dtype: str, rows: list[np.ndarray], axis: int) -> EncodedColumn:
+    if not rows:
+        raise ProtocolError(f"a put has at least one row, got none for {name!r}; skip empty puts")
+    inner = {row.shape[:axis] + row.shape[axis + 1 :] for row in rows}
+    if len(inner) > 1:
+        raise ProtocolError(f"rows of a ragged column differ in axis {axis} only, got other axes {sorted(inner)} for {name!r}; pad or reshape the rows first")
+    spec = _declared(name, ColumnSpec(dtype, "ragged", axis, inner.pop()))
+    return EncodedColumn(name, spec, [row.shape[axis] for row in rows], [_raw(np.ascontiguousarray(row)) for row in rows])
+
+
+def _declared(name: str, spec: ColumnSpec) -> ColumnSpec:
+    """``spec`` itself when it agrees with the schema of known fields (inner axes are free: position ids may be [C, L])."""
+    declared = TRAJECTORY_FIELDS.get(name)
+    if declared is not None and (spec.dtype != declared.dtype or spec.kind != declared.kind or (spec.kind == "ragged" and spec.ragged_dim != len(spec.inner_shape))):
+        raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype} with the last axis free, got {describe_spec(spec)}; values are never cast")
+    return spec
+
+
+def describe_spec(spec: ColumnSpec) -> str:
+    """``ragged int64`` or ``dense float32 of (2, 3)``."""
+    axis = f" along axis {spec.ragged_dim}" if spec.kind == "ragged" and spec.inner_shape else ""
+    return f"{spec.kind} {spec.dtype}{axis}" + (f" of {tuple(spec.inner_shape)}" if spec.inner_shape else "")
+
+
+# ---- decoding ---------------------------------------------------------------------------------------------------------------------------
+
+
+def decode_rows(column: LocatedColumn, data: np.ndarray) -> list[Any]:
+    """One value per row: arrays (0-d rows as NumPy scalars) or objects. Absent rows are None."""
+    if column.spec.kind == "object":
+        return _objects(column, data)
+    if column.spec.dtype in RAW_DTYPES:
+        raise DtypeClash(f"NumPy reads dtypes it has, got {column.spec.dtype} in column {column.name!r}; read it as a tensor with kv_batch_get")
+    rows: list[Any]
+    if column.spec.kind == "ragged":
+        rows = _split(column, data)
+    else:
+        rows = list(data.view(storage_dtype(column.spec.dtype)).reshape(len(column.lengths), *column.spec.inner_shape))
+    return rows if column.present is None else [row if there else None for row, there in zip(rows, column.present, strict=True)]
+
+
+def decode_tensor(column: LocatedColumn, data: np.ndarray) -> Any:
+    """The column as it goes into a TensorDict: tensor, jagged nested tensor or NonTensorStack."""
+    import torch
+
+    spec = column.spec
+    if spec.kind == "object":
+        from tensordict import NonTensorStack
+
+        return NonTensorStack(*_objects(column, data))
+    values = data.view(storage_dtype(spec.dtype))
+    if spec.kind != "ragged":
+        return _tensor(torch, spec, values.reshape(len(column.lengths), *spec.inner_shape))
+    axis = spec.ragged_dim or 0
+    if axis == 0:
+        values = values.reshape(-1, *spec.inner_shape)
+    else:
+        values = np.concatenate(_split(column, data), axis=axis)
+    offsets = torch.zeros(len(column.lengths) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor(column.lengths, dtype=torch.int64), 0, out=offsets[1:])
+    longest, shortest = max(column.lengths), min(column.lengths)
+    return torch.nested.nested_tensor_from_jagged(_tensor(torch, spec, values), offsets, jagged_dim=axis + 1, min_seqlen=shortest, max_seqlen=longest)
+
+
+def _tensor(torch: Any, spec: ColumnSpec, values: np.ndarray) -> Any:
+    tensor = torch.from_numpy(values)
+    return tensor.view(getattr(torch, spec.dtype)) if spec.dtype in RAW_DTYPES else tensor
+
+
+def _split(column: LocatedColumn, data: np.ndarray) -> list[np.ndarray]:
+    """Rows of a ragged column as arrays over ``data``."""
+    spec, axis = column.spec, column.spec.ragged_dim or 0
+    unit, dtype, place, rows = unit_bytes(spec), storage_dtype(spec.dtype), 0, []
+    for length in column.lengths:
+        shape = (*spec.inner_shape[:axis], length, *spec.inner_shape[axis:])
+        rows.append(data[place : place + length * unit].view(dtype).reshape(shape))
+        place += length * unit
+    return rows
+
+
+def _objects(column: LocatedColumn, data: np.ndarray) -> list[Any]:
+    view, place, values = memoryview(data), 0, []
+    for length in column.lengths:
+        values.append(decode_object(view[place : place + length]) if length else None)
+        place += length
+    return values
+
+
+def one_row(fields: Any) -> Any:
+    """The fields of a single row as columns of length 1: tensors and arrays get a batch dimension, everything else becomes an object."""
+    tensordict = sys.modules.get("tensordict")
+    if tensordict is not None and tensordict.is_tensor_collection(fields):
+        return fields.unsqueeze(0) if not fields.batch_size else fields
+    if not isinstance(fields, Mapping):
+        raise ProtocolError(f"fields of a row are a mapping, got {type(fields).__name__}; pass name -> value")
+    nested = sorted(name for name, value in fields.items() if _is_tensor(value) and value.is_nested)
+    if nested:
+        raise ProtocolError(f"a row's value is one tensor, got nested tensors for {nested}; use kv_batch_put for several rows")
+    return {name: value[None] if _is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object) else [value] for name, value in fields.items()}
+
+
+def total_bytes(columns: Sequence[EncodedColumn]) -> int:
+    """Sum of the columns' bytes, without alignment."""
+    return sum(column.num_bytes for column in columns)

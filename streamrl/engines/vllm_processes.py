@@ -1,0 +1,40 @@
+"""The processes a vLLM engine started: their ids, and an end by force for those that an orderly shutdown leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_KILL_S = 5.0  # from SIGKILL to gone, on a machine that swaps
+
+
+def pids_of(llm: AsyncLLM) -> list[int]:
+    """Engine core and, below it, tensor-parallel workers; those that still run."""
+    manager = llm.engine_core.resources.engine_manager
+    found: set[int] = set()
+    for process in getattr(manager, "processes", []):
+        if process.pid is None:
+            continue
+        try:
+            own = psutil.Process(process.pid)
+            found |= {own.pid, *(child.pid for child in own.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            continue
+    return sorted(found)
+
+
+def end_processes(pids: list[int]) -> None:
+    """Kill those of ``pids`` that still run and wait until they are gone."""
+    left = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            process.kill()
+            left.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=_KILL_S)

@@ -1,0 +1,124 @@
+"""Columns of a rank's rows on the CPU, and micro-batches cut from them.
+
+A column is flat values plus offsets, as the store's jagged tensors are; a micro-batch is right-padded to its longest row. Padding rows
+and padding positions live only here: nothing of them reaches a store, a statistic or a metric.
+
+Shapes: B rows of a micro-batch, L tokens of its longest row, R response tokens of its longest response, N selected tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from streamrl.errors import ProtocolError
+
+
+@dataclass(frozen=True)
+class Column:
+    """A ragged column: row i is ``values[offsets[i] : offsets[i + 1]]``."""
+
+    values: Tensor
+    offsets: list[int]
+
+    @classmethod
+    def of(cls, nested: Tensor) -> Column:
+        """From a jagged tensor [B, j] (or a dense one, whose rows have one length)."""
+        if nested.is_nested:
+            return cls(nested.values(), nested.offsets().tolist())
+        return cls(nested.reshape(-1), [i * nested.shape[1] for i in range(nested.shape[0] + 1)])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, i: int) -> Tensor:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def lengths(self) -> list[int]:
+        return [high - low for low, high in pairwise(self.offsets)]
+
+    def padded(self, rows: Sequence[int] | None = None) -> Tensor:
+        """Right-padded with 0 to the longest of ``rows`` (None: all)."""
+        return pad_sequence([self.row(i) for i in (range(len(self)) if rows is None else rows)], batch_first=True)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of the batch: their keys and the columns that were asked for; token columns are aligned with the response."""
+
+    keys: list[str]
+    ids: Column  # prompt and response
+    columns: dict[str, Column]  # per response token
+
+    @classmethod
+    def of(cls, keys: list[str], columns: TensorDict, response_fields: Sequence[str]) -> Rows:
+        rows = cls(list(keys), Column.of(columns["input_ids"]), {name: Column.of(columns[name]) for name in response_fields})
+        for name, column in rows.columns.items():
+            wrong = [key for key, total, size in zip(keys, rows.ids.lengths(), column.lengths(), strict=True) if not 0 < size < total]
+            if wrong:
+                raise ProtocolError(f"a row has a prompt and a response, got {name} as long as input_ids or empty in {wrong[:3]}; write whole rows")
+        return rows
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def lengths(self) -> list[int]:
+        return self.ids.lengths()
+
+    def micro_batch(self, rows: Sequence[int], mask_field: str) -> MicroBatch:
+        """The padded micro-batch of these rows whose selected tokens are those with ``mask_field`` on; no rows: one padding row."""
+        if not rows:
+            return padding_micro_batch(list(self.columns))
+        mask = self.columns[mask_field]
+        prompt_lengths = torch.tensor([len(self.ids.row(i)) - len(mask.row(i)) for i in rows])
+        padded = {name: column.padded(rows) for name, column in self.columns.items()}
+        return MicroBatch(self.ids.padded(rows), prompt_lengths, padded, _selection(padded[mask_field]))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Right-padded rows. ``rows_N``, ``tokens_N``: which response token (row, place in the response) each computed log-prob scores."""
+
+    ids_BL: Tensor
+    prompt_lengths_B: Tensor
+    columns: dict[str, Tensor]  # each [B, R]
+    selection: tuple[Tensor, Tensor]
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.ids_BL.numel()
+
+    def positions_N(self) -> tuple[Tensor, Tensor]:
+        """(row, column) in ``ids_BL`` whose model output scores the selected token: the one before it."""
+        rows_N, tokens_N = self.selection
+        return rows_N, self.prompt_lengths_B[rows_N] + tokens_N - 1
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        """Values of the selected tokens as [B, R]; 0 elsewhere. Keeps gradients."""
+        like = next(iter(self.columns.values()))
+        return torch.zeros(like.shape, dtype=values_N.dtype, device=values_N.device).index_put(self.selection, values_N)
+
+    def to(self, device: torch.device) -> MicroBatch:
+        if device.type == "cpu":
+            return self
+        columns = {name: value.to(device, non_blocking=True) for name, value in self.columns.items()}
+        rows_N, tokens_N = self.selection
+        return MicroBatch(self.ids_BL.to(device), self.prompt_lengths_B.to(device), columns, (rows_N.to(device), tokens_N.to(device)))
+
+
+def _selection(mask_BR: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and places of the tokens to score; one token when there are none, since every rank takes part in every backward pass."""
+    rows_N, tokens_N = torch.nonzero(mask_BR, as_tuple=True)
+    return (rows_N, tokens_N) if len(rows_N) else (torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+
+
+def padding_micro_batch(fields: Sequence[str]) -> MicroBatch:
+    """One padding row (a prompt and a response token, all masks 0) for a rank that has fewer rows than the others."""
+    columns = {name: torch.zeros(1, 1) for name in fields}
+    return MicroBatch(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, dtype=torch.long), columns, _selection(torch.zeros(1, 1)))

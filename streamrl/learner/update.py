@@ -1,0 +1,156 @@
+"""The policy update: one optimizer step per mini-batch, the same loss and gradient however rows are split over ranks and micro-batches.
+
+Before the first micro-batch of a step all ranks agree on its denominators (trainable tokens, sequences that have one); every micro-batch
+is normalised by those alone, so micro-batch gradients simply add up. Rows without a trainable token are not forwarded. A step without a
+trainable token or with a non-finite gradient changes nothing and is counted; too many in a row end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from streamrl.algorithms import losses
+from streamrl.config.training import ActorConfig
+from streamrl.errors import RunFailed
+from streamrl.learner.balance import Parts
+from streamrl.learner.engine import PolicyEngine
+from streamrl.learner.rows import MicroBatch, Rows
+from streamrl.learner.schedule import learning_rate
+from streamrl.learner.scoring import plan_passes
+from streamrl.protocol.learn import UpdateReport, UpdateWork
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What an update moves beside weights and optimizer state; part of the checkpoint."""
+
+    schedule_position: int = 0  # update calls that moved the weights
+    optimizer_steps: int = 0
+    skipped_steps: int = 0
+    consecutive_skips: int = 0
+
+
+@dataclass
+class _Sums:
+    """Metrics of the applied optimizer steps of one call; all values already reduced over ranks."""
+
+    steps: int = 0
+    totals: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    trained_tokens: float = 0.0
+    computed_tokens: float = 0.0
+
+    def add(self, shares: dict[str, float], peaks: dict[str, float]) -> None:
+        self.steps += 1
+        for name, value in shares.items():
+            self.totals[name] = self.totals.get(name, 0.0) + value
+        for name, value in peaks.items():
+            self.peaks[name] = max(self.peaks.get(name, value), value)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"actor/{name}": total / self.steps for name, total in self.totals.items()} | {f"actor/{name}": value for name, value in self.peaks.items()}
+
+
+class PolicyUpdate:
+    """Runs update calls on one rank."""
+
+    def __init__(self, engine: PolicyEngine, actor: ActorConfig, *, max_consecutive_skips: int, loss_scale_factor: float | None) -> None:
+        self._engine = engine
+        self._actor = actor
+        self._loss = losses.get(actor.policy_loss.loss_mode)
+        self._max_consecutive_skips = max_consecutive_skips
+        self._scale = loss_scale_factor
+        self.progress = Progress()
+
+    def run(self, rows: Rows, work: UpdateWork) -> UpdateReport:
+        """All mini-batches of the call, then one step of the schedule if any of them was applied."""
+        rate = learning_rate(self._actor.optim, self.progress.schedule_position, work.total_steps)
+        place = {key: i for i, key in enumerate(rows.keys)}
+        sums = _Sums()
+        for keys in work.mini_batches:
+            self._optimizer_step(rows, [place[key] for key in keys], rate, sums)
+        if sums.steps:
+            self.progress.schedule_position += 1
+        skipped = len(work.mini_batches) - sums.steps
+        metrics = sums.metrics() | {"actor/lr": rate, "actor/skipped_steps": float(skipped)}
+        return UpdateReport(sums.steps, skipped, metrics, int(sums.trained_tokens), int(sums.computed_tokens))
+
+    def _optimizer_step(self, rows: Rows, mini_batch: list[int], rate: float, sums: _Sums) -> None:
+        mask = rows.columns["loss_mask"]
+        trainable = [(i, int((mask.row(i) > 0).sum())) for i in mini_batch]
+        chosen = [i for i, count in trainable if count]
+        tokens, sequences = self._engine.comm.sum([sum(count for _, count in trainable), len(chosen)])
+        if tokens == 0:
+            self._skip("no row of the mini-batch has a trainable token")
+            return
+        parts = plan_passes(self._engine, rows, chosen, self._actor)
+        shares, peaks = self._accumulate(rows, parts, tokens, sequences)
+        norm = self._engine.step(rate)
+        sums.computed_tokens += shares.pop("computed_tokens")
+        if norm is None:
+            self._skip("the gradient norm is not finite")
+            return
+        self.progress.optimizer_steps += 1
+        self.progress.consecutive_skips = 0
+        sums.trained_tokens += tokens
+        sums.add(shares | {"grad_norm": norm}, peaks)
+
+    def _accumulate(self, rows: Rows, parts: Parts, tokens: float, sequences: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Gradients of all micro-batches; metrics reduced over ranks: those that add up, and those that combine by maximum."""
+        comm = self._engine.comm
+        collected: dict[str, list[Tensor]] = {}
+        for i, part in enumerate(parts):
+            batch = rows.micro_batch(part, "loss_mask").to(comm.device)
+            loss, metrics = self._loss_of(batch, tokens, sequences)
+            self._engine.backward(loss, last=i == len(parts) - 1)
+            metrics |= {"pg_loss": metrics["pg_loss"] / comm.ranks, "computed_tokens": torch.tensor(float(batch.computed_tokens))}
+            for name, value in metrics.items():
+                collected.setdefault(name, []).append(value.detach().to(comm.device, torch.float64))
+        adding = [name for name in collected if name not in losses.MAX_METRICS]
+        peaking = [name for name in collected if name in losses.MAX_METRICS]
+        summed = comm.sum(torch.stack([torch.stack(collected[name]).sum() for name in adding]))
+        peaks = comm.max(torch.stack([torch.stack(collected[name]).max() for name in peaking])) if peaking else []
+        return dict(zip(adding, summed, strict=True)), dict(zip(peaking, peaks, strict=True))
+
+    def _loss_of(self, batch: MicroBatch, tokens: float, sequences: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's part of the mini-batch loss, times the number of ranks (gradients are averaged over them)."""
+        actor, columns = self._actor, batch.columns
+        denominators = {
+            "dp_size": self._engine.comm.ranks,
+            "batch_num_tokens": tokens,
+            "global_batch_size": sequences,
+            "loss_scale_factor": self._scale,
+        }
+        with_entropy = actor.entropy_coeff != 0
+        log_probs_N, entropy_N = self._engine.score(batch, with_entropy=with_entropy)
+        loss, metrics = self._loss(
+            columns["old_log_probs"],
+            batch.spread(log_probs_N),
+            columns["advantages"],
+            columns["loss_mask"],
+            loss_agg_mode=actor.loss_agg_mode,
+            config=actor,
+            rollout_is_weights=columns.get("rollout_is_weights"),
+            **denominators,
+        )
+        metrics = metrics | {"pg_loss": loss.detach()}
+        if with_entropy:
+            bonus = losses.agg_loss(batch.spread(entropy_N), columns["loss_mask"], actor.loss_agg_mode, **denominators)
+            loss = loss - actor.entropy_coeff * bonus
+        return loss, metrics
+
+    def _skip(self, reason: str) -> None:
+        self.progress.skipped_steps += 1
+        self.progress.consecutive_skips += 1
+        log.warning("optimizer step skipped: %s (%d in a row)", reason, self.progress.consecutive_skips)
+        if self.progress.consecutive_skips >= self._max_consecutive_skips:
+            raise RunFailed(
+                f"fewer than learner.max_consecutive_skips={self._max_consecutive_skips} optimizer steps may be skipped in a row, got "
+                f"{self.progress.consecutive_skips} (last: {reason}); weights are as before them: lower actor.optim.lr or look at the rewards"
+            )

@@ -1,0 +1,120 @@
+"""Builds each part from the configuration, for both runners: one process (``local.py``) and Ray actors.
+
+A part receives its own sections and nothing more. Heavy imports happen inside the builder that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamrl.config import Config
+from streamrl.pipeline.checkpoints import Checkpoints
+from streamrl.pipeline.loops import GroupWorker
+from streamrl.pipeline.waits import WaitTable
+from streamrl.protocol.interfaces import Engine, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
+from streamrl.replay import ReplayBuffer
+from streamrl.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from streamrl.dataplane import Store
+    from streamrl.learner.rank import LearnerRank
+
+
+def run_seed(config: Config) -> int:
+    """The resolved seed; ``config.load.resolve`` draws one when none is given."""
+    assert config.run.seed is not None, "the launcher resolves run.seed"
+    return config.run.seed
+
+
+def threads_of(configured: int, processes: int) -> int:
+    """Torch threads of one process: as configured, or the machine's cores shared out evenly."""
+    return configured or max(1, (os.cpu_count() or 1) // max(1, processes))
+
+
+def build_prompts(config: Config) -> PromptSource:
+    from streamrl.data import PromptStream
+    from streamrl.rollout import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model) if config.data.filter_overlong_prompts else None
+    epochs = None if config.trainer.total_training_steps else config.trainer.total_epochs
+    return PromptStream(config.data, run_seed=run_seed(config), total_epochs=epochs, tokenizer=tokenizer)
+
+
+def build_replay(config: Config) -> ReplayBuffer:
+    return ReplayBuffer(config.replay, groups_per_step=config.data.train_batch_size, n=config.rollout.n)
+
+
+def build_engine(config: Config, name: str) -> Engine:
+    from streamrl import engines
+
+    return engines.create(
+        config.model,
+        config.rollout,
+        name=name,
+        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+        seed=run_seed(config),
+        threads=threads_of(config.rollout.num_threads, config.rollout.num_actors + config.learner.ranks),
+    )
+
+
+def build_runner(config: Config, engine: Engine) -> SessionRunner:
+    from streamrl import rewards
+    from streamrl.rollout import GroupSessionRunner, load_tokenizer
+
+    return GroupSessionRunner(
+        rollout=config.rollout,
+        data=config.data,
+        tokenizer=load_tokenizer(config.model),
+        generate=engine.generate,
+        scorer=rewards.build(config.reward, config.data),
+        run_seed=run_seed(config),
+    )
+
+
+def build_worker(
+    config: Config, name: str, *, replay: LeaseSource, store: TrajectoryStore, runner: SessionRunner, waits: WaitTable, metrics: Metrics
+) -> GroupWorker:
+    return GroupWorker(
+        name,
+        replay=replay,
+        store=store,
+        runner=runner,
+        slots=config.rollout.max_sessions_per_actor,
+        session_retries=config.rollout.session_retries,
+        waits=waits,
+        metrics=metrics,
+    )
+
+
+def build_rank(config: Config, store: Store, weights_dir: Path, rank: int) -> LearnerRank:
+    import torch
+
+    from streamrl.learner.rank import LearnerRank
+
+    torch.set_num_threads(threads_of(config.learner.num_threads, config.rollout.num_actors + config.learner.ranks))
+    return LearnerRank(
+        model=config.model,
+        actor=config.actor,
+        algorithm=config.algorithm,
+        learner=config.learner,
+        weights=config.weights,
+        rollout_dtype=config.rollout.dtype,
+        temperature=config.rollout.temperature,
+        seed=run_seed(config),
+        store=store,
+        weights_dir=weights_dir,
+        rank=rank,
+        ranks=config.learner.ranks,
+        loss_scale_factor=float(config.data.max_response_length),
+    )
+
+
+def build_checkpoints(config: Config, root: Path, prompts: PromptSource, resume: Path | None) -> Checkpoints:
+    return Checkpoints(root, config.trainer, prompts, resume)
+
+
+def total_steps(config: Config, num_prompts: int) -> int:
+    """Steps of the run: as configured, or epochs of ``num_prompts // train_batch_size`` steps."""
+    return config.trainer.total_training_steps or config.trainer.total_epochs * (num_prompts // config.data.train_batch_size)

@@ -1,0 +1,72 @@
+"""One consistent set on disk: learner state, trainer state, replay snapshot. Which folder counts as complete is ``learner.checkpoint_folder``'s business."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamrl.config.run import TrainerConfig
+from streamrl.errors import CheckpointError
+from streamrl.learner import checkpoint_folder
+from streamrl.protocol.groups import ReplaySnapshot
+from streamrl.protocol.interfaces import BatchSource, LearnerGroup, PromptSource
+
+log = logging.getLogger(__name__)
+
+_TRAINER = "trainer.json"
+_REPLAY = "replay.msgpack"
+
+
+class TrainerState(msgspec.Struct):
+    """Where the trainer stands. ``version`` is the newest number ever handed to a publication; ``published`` what all replicas serve."""
+
+    step: int = 0
+    version: int = 0
+    published: int = 0
+    totals: dict[str, Any] = {}
+    cursor: dict[str, Any] = {}  # of the prompt source, at the frontier of admission
+
+
+class Checkpoints:
+    """Saves after a publication, restores before the first one."""
+
+    def __init__(self, root: Path, config: TrainerConfig, prompts: PromptSource, resume: Path | None = None) -> None:
+        self._root = root
+        self._config = config
+        self._prompts = prompts
+        self._resume = resume
+
+    async def save(self, state: TrainerState, learner: LearnerGroup, replay: BatchSource) -> Path:
+        """Write ``global_step_N`` aside, then make it the newest in one rename; older ones beyond the limit are removed."""
+        folder = checkpoint_folder.begin(self._root, state.step)
+        await learner.save(str(folder))
+        snapshot = await replay.snapshot()
+        state.cursor = await self._cursor(snapshot)
+        (folder / _TRAINER).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
+        (folder / _REPLAY).write_bytes(msgspec.msgpack.encode(snapshot))
+        done = checkpoint_folder.finish(folder, max_to_keep=self._config.max_ckpt_to_keep)
+        log.info("saved %s", done)
+        return done
+
+    async def restore(self, learner: LearnerGroup, replay: BatchSource) -> TrainerState | None:
+        """Bring learner, replay buffer and prompt cursor to the newest complete checkpoint; None for a fresh start."""
+        if self._resume is None:
+            return None
+        try:
+            state = msgspec.json.decode((self._resume / _TRAINER).read_bytes(), type=TrainerState)
+            snapshot = msgspec.msgpack.decode((self._resume / _REPLAY).read_bytes(), type=ReplaySnapshot)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CheckpointError(f"a checkpoint holds {_TRAINER} and {_REPLAY}, got {error} in {self._resume}; resume from another one") from error
+        await learner.load(str(self._resume))
+        await replay.restore(snapshot)
+        await self._prompts.restore(state.cursor)
+        log.info("restored step %d, version %d and %d untrained groups from %s", state.step, state.version, len(snapshot.groups), self._resume)
+        return state
+
+    async def _cursor(self, snapshot: ReplaySnapshot) -> dict[str, Any]:
+        """Where the data goes on: after the last prompt the snapshot knows, not where the source's own cursor happens to be."""
+        epoch, position = snapshot.frontier or (0, 0)
+        return await self._prompts.state() | {"epoch": epoch, "position": position}

@@ -1,0 +1,128 @@
+"""The whole pipeline in one process, without Ray: the reference semantics of the actors, and what most tests run.
+
+Hosts the same loops over the same builders as ``actors/``; the only differences are that a call is a method call and that nothing
+is restarted. Ends when the trainer ends; every other loop is then closed by the replay buffer or cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from streamrl.config import Config
+from streamrl.dataplane import Store, StoreIndex
+from streamrl.pipeline import build
+from streamrl.pipeline.learner_group import RankGroup, Threaded
+from streamrl.pipeline.loops import cancel_all, feed_prompts, generate_groups, keep_leases
+from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.replica import EngineReplica
+from streamrl.pipeline.trainer import Trainer
+from streamrl.pipeline.validation import Validator
+from streamrl.pipeline.waits import WaitTable
+from streamrl.protocol.clock import SystemClock
+from streamrl.protocol.interfaces import Engine
+from streamrl.replay import ReplayService
+from streamrl.telemetry.metrics import Metrics
+from streamrl.weights.publisher import WeightPublisher
+
+EngineFactory = Callable[[Config, str], Engine]
+
+
+class LocalPipeline:
+    """All parts of a run in this process. ``learner_rank`` and ``replay`` stay readable after ``run`` for those who compare."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        *,
+        make_engine: EngineFactory = build.build_engine,
+        record: Callable[[StepRecord], None] = lambda record: None,
+        resume: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._loop = asyncio.get_running_loop()
+        self.index = StoreIndex(run_dir.name, config.dataplane)
+        self.store = Store(self.index, writer="local", config=config.dataplane, loop=self._loop)
+        self.replay = ReplayService(build.build_replay(config), clear=self.store.clear)
+        self.prompts = build.build_prompts(config)
+        self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", 0)
+        self._threaded = Threaded(self.learner_rank)
+        self.waits = WaitTable("local")
+        self.metrics = Metrics("driver", "local")
+        self._engines = [make_engine(config, f"rollout-{i}") for i in range(config.rollout.num_actors)]
+        self._runners = [build.build_runner(config, engine) for engine in self._engines]
+        self._publisher = WeightPublisher(config.weights)
+        self._checkpoints = build.build_checkpoints(config, run_dir / "checkpoints", self.prompts, resume)
+        self._record = record
+
+    async def run(self) -> Totals:
+        """Start the parts, run the loops until the trainer ends, and close everything in order."""
+        try:
+            trainer = await self._start()
+            return await self._run_loops(trainer)
+        finally:
+            await asyncio.gather(*(engine.stop() for engine in self._engines))
+            self._threaded.close()
+            await self.index.close()
+
+    async def _start(self) -> Trainer:
+        await asyncio.gather(*(engine.start() for engine in self._engines))
+        await asyncio.to_thread(lambda: self.learner_rank.start(self.learner_rank.open_rendezvous("127.0.0.1")))
+        for engine, runner in zip(self._engines, self._runners, strict=True):
+            await self._publisher.join(EngineReplica(engine_name(engine, self._engines), engine, runner))
+        trainer = Trainer(
+            self.config,
+            replay=self.replay,
+            learner=RankGroup([self._threaded]),  # type: ignore[list-item]  # its methods are those of the rank, made async
+            publisher=self._publisher,
+            validator=Validator(self.prompts, self.waits, limit_s=self.config.rollout.timeouts.session_s),
+            checkpoints=self._checkpoints,
+            total_steps=build.total_steps(self.config, await self.prompts.num_prompts()),
+            record=self._record,
+            waits=self.waits,
+            metrics=self.metrics,
+        )
+        await trainer.prepare()
+        return trainer
+
+    async def _run_loops(self, trainer: Trainer) -> Totals:
+        """The first loop that ends badly ends the run with its error; the trainer's end ends it well."""
+        training = asyncio.create_task(trainer.run(), name="trainer")
+        others = [asyncio.create_task(self.replay.run_timers(), name="timers"), asyncio.create_task(self._feed(), name="feed")]
+        for engine, runner in zip(self._engines, self._runners, strict=True):
+            worker = build.build_worker(
+                self.config,
+                engine_name(engine, self._engines),
+                replay=self.replay,
+                store=self.store,
+                runner=runner,
+                waits=self.waits,
+                metrics=self.metrics,
+            )
+            others.append(asyncio.create_task(generate_groups(worker, n=self.config.rollout.n), name=worker.name))
+            others.append(asyncio.create_task(keep_leases(worker, self.config.replay, SystemClock()), name=f"{worker.name} leases"))
+        try:
+            open_loops = set(others)
+            while not training.done():
+                done, _ = await asyncio.wait({training, *open_loops}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & open_loops:
+                    open_loops.discard(task)
+                    task.result()
+            return training.result()
+        finally:
+            await cancel_all([*others, training])
+
+    async def _feed(self) -> None:
+        await feed_prompts(self.prompts, self.replay, chunk=self.config.data.train_batch_size, waits=self.waits, metrics=self.metrics)
+
+
+def engine_name(engine: Engine, engines: list[Engine]) -> str:
+    """rollout-0, rollout-1, ..."""
+    return f"rollout-{engines.index(engine)}"
+
+
+async def run_local(config: Config, run_dir: Path, **options: object) -> Totals:
+    """Run ``config`` (resolved) in this process; checkpoints go below ``run_dir``."""
+    return await LocalPipeline(config, run_dir, **options).run()  # type: ignore[arg-type]

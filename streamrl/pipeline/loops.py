@@ -1,0 +1,220 @@
+"""The table of contents: every loop that runs in a streamrl job, as a plain async function over small Protocols.
+
+    PromptSource ──next_prompts──► feed_prompts ──admit──► Replay ──lease──► generate_groups ──push──► Replay ──take──► Trainer.run
+                                        ▲                    │                    │   ▲                                     │
+                                        └── admission slots ─┘                    │   └──── update_weights ◄── publish ◄────┤
+                                             (freed by published)                 └── rows ──► TrajectoryStore ──columns──► learner ranks
+
+    loop               consumes            produces                 waits for                           unblocked by
+    feed_prompts       dataset rows        admitted groups          an admission slot                   a publication, or a dropped group
+    generate_groups    group leases        rows and settled groups  a lease; a free session slot        an admitted group; a session's end
+    keep_leases        nothing             heartbeats               the next beat                       the clock
+    Trainer.run        complete groups     weight versions          a batch; the last publication       the last session of its groups; replicas
+    WeightPublisher    a snapshot          acknowledgements         each replica's verified load        the replica, or its deadline
+
+Every wait has a limit. A loop ends when the other side says ``closed``, or when its task is cancelled; nothing else ends it in order.
+The same functions run in one process (``pipeline/local.py``) and in Ray actors (``actors/``); they know of neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from streamrl.config.rollout import ReplayConfig
+from streamrl.errors import SessionFailed, StaleWrite
+from streamrl.pipeline.waits import WaitTable
+from streamrl.protocol.fields import trajectory_tag
+from streamrl.protocol.groups import GroupLease, SessionPush
+from streamrl.protocol.interfaces import Admission, Clock, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
+from streamrl.protocol.trajectory import Trajectory
+from streamrl.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+POLL_S = 5.0  # how long one lease or admission call waits before it is asked again: the longest time a silent peer goes unnoticed
+
+
+async def feed_prompts(prompts: PromptSource, replay: Admission, *, chunk: int, waits: WaitTable, metrics: Metrics) -> None:
+    """Consumes dataset rows; produces admitted groups; waits for an admission slot; unblocked by a publication or a dropped group.
+
+    At most ``chunk`` prompts are in hand at once, and each is admitted before the next is drawn: a prompt that was handed out is
+    either known to the replay buffer or will be handed out again after a restart.
+    """
+    while True:
+        with waits.waiting("an admission slot", "replay", POLL_S), metrics.state("wait_admission"):
+            reply = await replay.admission(chunk, POLL_S)
+        if reply.closed:
+            return
+        if not reply.slots:
+            continue
+        batch = await prompts.next_prompts(reply.slots)
+        if batch:
+            await replay.admit(batch)
+        if len(batch) < reply.slots:
+            log.info("the data has ended: no further prompt will be admitted")
+            await replay.end_of_prompts()
+            return
+
+
+class GroupWorker:
+    """What ``generate_groups`` and ``keep_leases`` of one rollout actor share: its name, its slots and its running groups."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        replay: LeaseSource,
+        store: TrajectoryStore,
+        runner: SessionRunner,
+        slots: int,
+        session_retries: int,
+        waits: WaitTable,
+        metrics: Metrics,
+    ) -> None:
+        self.name = name
+        self.replay = replay
+        self.store = store
+        self.runner = runner
+        self.slots = slots
+        self.session_retries = session_retries
+        self.waits = waits
+        self.metrics = metrics
+        self.groups: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.sessions = 0
+
+    def free_groups(self, n: int) -> int:
+        """How many groups of n sessions fit; a group larger than all slots runs alone."""
+        if not self.groups:
+            return max(1, self.slots // n)
+        return max(0, (self.slots - self.sessions) // n)
+
+
+async def generate_groups(worker: GroupWorker, *, n: int) -> None:
+    """Consumes group leases; produces rows and settled groups; waits for a lease or a free slot; unblocked by an admitted group or
+    a session's end. An error that is not a session's own (a full store, a dead peer) ends the loop and thereby the actor."""
+    try:
+        while True:
+            free = worker.free_groups(n)
+            if not free:
+                await _first_to_end(worker)
+                continue
+            with worker.waits.waiting("a group to generate", "replay", POLL_S):
+                reply = await worker.replay.lease(worker.name, free, POLL_S)
+            for lease in reply.leases:
+                _start(worker, lease)
+            _raise_failures(worker)
+            if reply.closed:
+                return
+    finally:
+        await cancel_all(worker.groups.values())
+
+
+async def keep_leases(worker: GroupWorker, config: ReplayConfig, clock: Clock) -> None:
+    """Produces heartbeats; waits for the next beat. Stops the groups that were taken away from this worker, so that no engine time
+    goes into rows nobody will accept."""
+    while True:
+        reply = await worker.replay.heartbeat(worker.name)
+        for lease in reply.cancel:
+            task = worker.groups.get((lease[0], lease[1]))
+            if task is not None:
+                log.info("group %s (attempt %d) was taken away; stopping it", *lease)
+                task.cancel()
+        await clock.sleep(config.heartbeat_s)
+
+
+async def generate_group(worker: GroupWorker, lease: GroupLease) -> None:
+    """All n sessions of one group, side by side. A refused push (the group has ended, or another attempt runs) stops the rest."""
+    try:
+        async with asyncio.TaskGroup() as sessions:
+            for session_id in range(lease.n):
+                sessions.create_task(generate_session(worker, lease, session_id))
+    except* StaleWrite as refused:
+        log.info("group %s (attempt %d) is no longer ours: %s", lease.uid, lease.attempt, refused.exceptions[0])
+
+
+async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: int) -> None:
+    """One session to its end: run with retries, rows into the store in one put, then one push of keys and tags."""
+    rows: list[Trajectory] = []
+    failure: SessionFailed | None = None
+    for retry in range(worker.session_retries + 1):
+        try:
+            rows, failure = await worker.runner.run(lease, session_id, retry), None
+            break
+        except SessionFailed as error:
+            failure = error
+            log.warning("session %s/%d failed (%s): %s", lease.uid, session_id, error.reason, error)
+            if not error.retryable:
+                break
+    if failure is not None:
+        worker.metrics.inc("streamrl_rollout_trajectories_total", env=_env(lease), outcome="failed")
+        await worker.replay.push(
+            SessionPush(lease.uid, lease.attempt, session_id, reason=failure.reason, retryable=failure.retryable),
+        )
+        return
+    await _deliver(worker, lease, session_id, rows)
+
+
+async def _deliver(worker: GroupWorker, lease: GroupLease, session_id: int, rows: list[Trajectory]) -> None:
+    """Acknowledged means: bytes in the segment, columns in the index, then the push. The order is why no key without data is pushed."""
+    tags = [trajectory_tag(row, lease.attempt, lease.seq_no, lease.global_steps) for row in rows]
+    keys = [str(row.key) for row in rows]
+    await worker.store.put_trajectories(rows, tags)
+    try:
+        await worker.replay.push(SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1])))
+    except StaleWrite:
+        await worker.store.clear(keys)
+        raise
+    for row in rows:
+        worker.metrics.inc("streamrl_rollout_trajectories_total", env=_env(lease), outcome="truncated" if row.stop_reason == "length" else "completed")
+        worker.metrics.inc("streamrl_rollout_tokens_total", len(row.prompt_ids), kind="prompt")
+        worker.metrics.inc("streamrl_rollout_tokens_total", sum(row.response_mask), kind="completion")
+
+
+def _scores(last: Trajectory) -> dict[str, float]:
+    """What group filters may look at: the final reward and the scorer's numbers, of the session's last row."""
+    scores = {name: float(value) for name, value in last.reward_extra.items() if isinstance(value, int | float)}
+    if last.reward is not None:
+        scores["seq_final_reward"] = last.reward
+    return scores
+
+
+def _env(lease: GroupLease) -> str:
+    return str(lease.row.get("data_source", "unknown"))
+
+
+def _start(worker: GroupWorker, lease: GroupLease) -> None:
+    task = asyncio.create_task(generate_group(worker, lease), name=f"group {lease.uid}")
+    worker.groups[lease.uid, lease.attempt] = task
+    worker.sessions += lease.n
+    worker.metrics.set("streamrl_rollout_sessions_in_flight", worker.sessions)
+
+    def ended(_: asyncio.Task[None]) -> None:
+        worker.sessions -= lease.n
+        worker.metrics.set("streamrl_rollout_sessions_in_flight", worker.sessions)
+
+    task.add_done_callback(ended)
+
+
+async def _first_to_end(worker: GroupWorker) -> None:
+    with worker.waits.waiting("a free session slot", f"{worker.name} engine", POLL_S), worker.metrics.state("generate"):
+        await asyncio.wait(worker.groups.values(), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+    _raise_failures(worker)
+
+
+def _raise_failures(worker: GroupWorker) -> None:
+    """Forget the groups that have ended; the first one that ended badly ends the loop with its own error."""
+    for lease, task in list(worker.groups.items()):
+        if task.done():
+            del worker.groups[lease]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their ends; their errors were reported where they mattered."""
+    pending = list(tasks)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)

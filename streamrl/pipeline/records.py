@@ -1,0 +1,128 @@
+"""What a run says about itself: one record a step, totals for the summary. Plain values only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from streamrl.protocol.groups import ReplayStats
+from streamrl.protocol.learn import UpdateReport
+from streamrl.protocol.meta import KVBatchMeta
+
+REWARD_WINDOW = 10  # steps averaged for reward_first and reward_last (fewer in a short run)
+
+
+class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line of ``metrics/steps.jsonl``. ``metrics`` has verl's names; a validation is a record of its own with ``val_accuracy``."""
+
+    step: int
+    version: int
+    time: float = msgspec.field(default_factory=time.time)
+    reward: float | None = None  # mean score of the batch's trajectories
+    trajectories: int = 0
+    response_tokens: int = 0
+    trajectories_per_s: float = 0.0  # since the previous step's end
+    tokens_per_s: float = 0.0  # response tokens generated a second, since the previous step's end
+    lag_mean: float = 0.0  # versions, over groups, at the optimizer step
+    lag_max: int = 0
+    lags: list[int] = []
+    step_s: float = 0.0
+    wait_data_s: float = 0.0
+    pending: int = 0
+    running: int = 0
+    ready: int = 0
+    leased: int = 0
+    dropped: int = 0
+    val_accuracy: float | None = None
+    metrics: dict[str, float] = {}
+
+
+class Totals(msgspec.Struct):
+    """Running sums over the steps of a run; part of its checkpoint, so that a resumed run's summary covers the whole."""
+
+    steps: int = 0
+    rewards: list[float] = []
+    val_accuracies: list[float] = []
+    lag_sum: int = 0
+    lag_groups: int = 0
+    lag_max: int = 0
+    trained_tokens: int = 0
+    stats: ReplayStats = msgspec.field(default_factory=ReplayStats)
+    last_step_end: float = 0.0
+    last_generated: int = 0
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> Totals:
+        """Totals from a checkpoint; the clock starts anew."""
+        totals = msgspec.convert(saved, cls)
+        totals.last_step_end = 0.0
+        return totals
+
+    def step(
+        self,
+        *,
+        step: int,
+        version: int,
+        meta: KVBatchMeta,
+        lags: list[int],
+        metrics: dict[str, float],
+        update: UpdateReport,
+        stats: ReplayStats,
+        seconds: float,
+        wait_data_s: float,
+    ) -> StepRecord:
+        """Add one step and describe it."""
+        now = time.time()
+        elapsed = now - self.last_step_end if self.last_step_end else seconds + wait_data_s
+        generated = stats.tokens_generated - self.last_generated
+        reward = metrics.get("critic/score/mean")
+        self.steps = step
+        if reward is not None:
+            self.rewards.append(reward)
+        self.lag_sum += sum(lags)
+        self.lag_groups += len(lags)
+        self.lag_max = max([self.lag_max, *lags])
+        self.trained_tokens += update.trained_tokens
+        self.stats = stats
+        self.last_step_end, self.last_generated = now, stats.tokens_generated
+        return StepRecord(
+            step=step,
+            version=version,
+            reward=reward,
+            trajectories=len(meta),
+            response_tokens=sum(int(tag["response_len"]) for tag in meta.tags),
+            trajectories_per_s=len(meta) / max(elapsed, 1e-9),
+            tokens_per_s=generated / max(elapsed, 1e-9),
+            lag_mean=sum(lags) / max(len(lags), 1),
+            lag_max=max(lags, default=0),
+            lags=lags,
+            step_s=seconds,
+            wait_data_s=wait_data_s,
+            pending=stats.pending,
+            running=stats.running,
+            ready=stats.ready,
+            leased=stats.leased,
+            dropped=sum(stats.dropped.values()),
+            metrics=metrics,
+        )
+
+    def validated(self, accuracy: float) -> None:
+        self.val_accuracies.append(accuracy)
+
+    def close(self, stats: ReplayStats) -> None:
+        """The ledger's last word."""
+        self.stats = stats
+
+    @property
+    def lag_mean(self) -> float:
+        """Mean over trained groups, in versions."""
+        return self.lag_sum / max(self.lag_groups, 1)
+
+    def reward_ends(self) -> tuple[float | None, float | None]:
+        """Mean reward of the first and of the last steps (``REWARD_WINDOW`` each, at most half of the run)."""
+        if not self.rewards:
+            return None, None
+        window = min(REWARD_WINDOW, max(1, len(self.rewards) // 2))
+        return sum(self.rewards[:window]) / window, sum(self.rewards[-window:]) / window

@@ -1,0 +1,23 @@
+"""A serving replica as publisher and validator see it: an engine under a name, with the runner that scores its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamrl.protocol.interfaces import Engine, SessionRunner
+from streamrl.protocol.weights import WeightManifest, WeightReport
+
+
+class EngineReplica:
+    """Implements ``Replica`` over an engine in this process."""
+
+    def __init__(self, name: str, engine: Engine, runner: SessionRunner) -> None:
+        self.name = name
+        self._engine = engine
+        self._runner = runner
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightReport:
+        return await self._engine.update_weights(manifest)
+
+    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
+        return await self._runner.evaluate(rows)

@@ -1,0 +1,271 @@
+"""The trainer: takes complete groups, has the learner ranks score, judge and learn them, and publishes what came out.
+
+It is a dispatcher: it holds keys, tags and manifests, and never imports torch. One step in order (``Trainer.step``):
+
+    take ► log_probs ► advantages ► [previous publication done] ► bound checked again ► update ► commit ► publish in the background
+
+Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
+version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
+never given to two sets of weights (``_publish``); what is saved is never "weights after the step, buffer before it" (``checkpoint``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamrl.config import Config
+from streamrl.errors import Closed, RunFailed
+from streamrl.learner.plan import plan_shares, plan_update
+from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
+from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.validation import Validator
+from streamrl.pipeline.waits import WaitTable
+from streamrl.protocol.groups import TakenBatch
+from streamrl.protocol.interfaces import BatchSource, LearnerGroup
+from streamrl.protocol.learn import UpdateReport
+from streamrl.protocol.keys import TrajectoryKey
+from streamrl.protocol.meta import KVBatchMeta
+from streamrl.protocol.weights import WeightManifest
+from streamrl.telemetry.metrics import Metrics
+from streamrl.weights.publisher import WeightPublisher
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Trainer:
+    """Runs the steps of one training job over interfaces; knows neither Ray nor tensors."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        replay: BatchSource,
+        learner: LearnerGroup,
+        publisher: WeightPublisher,
+        validator: Validator,
+        checkpoints: Checkpoints,
+        total_steps: int,
+        record: Callable[[StepRecord], None],
+        waits: WaitTable,
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        self.replay = replay
+        self.learner = learner
+        self.publisher = publisher
+        self.validator = validator
+        self.checkpoints = checkpoints
+        self.total_steps = total_steps
+        self.record = record
+        self.waits = waits
+        self.metrics = metrics
+        self.state = TrainerState()
+        self.totals = Totals()
+        self._publication: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._skips = 0
+        self._wait_data_s = 0.0
+
+    def stop(self) -> None:
+        """End in order: finish the step under way, publish, save, close. Idempotent."""
+        self._stop.set()
+
+    async def run(self) -> Totals:
+        """Consumes complete groups; produces weight versions, one record a step and checkpoints; waits for batches and publications."""
+        try:
+            if self.config.trainer.val_before_train and self.state.step == 0:
+                await self._validate()
+            while self.state.step < self.total_steps and not self._stop.is_set():
+                if not await self._step_unless_stopped():
+                    break
+            await self._await_publication()
+            await self._finish()
+        finally:
+            if self._publication is not None:
+                self._publication.cancel()
+            await self.replay.close()
+        return self.totals
+
+    async def prepare(self) -> None:
+        """Before any loop runs: restore if asked, then hand the starting weights to every engine. Version 0 proves the delivery path."""
+        restored = await self.checkpoints.restore(self.learner, self.replay)
+        if restored is not None:
+            self.state = restored
+            self.totals = Totals.restored(restored.totals)
+        version = 0 if restored is None else restored.version + 1  # restored weights get a number of their own
+        manifest = await self._call(self.learner.snapshot(version), "a snapshot of the starting weights", "publish")
+        await self._publish(manifest)
+
+    async def _step_unless_stopped(self) -> bool:
+        """One step; False when the stop signal came while waiting for its batch, or when no batch will come."""
+        try:
+            batch = await self._take()
+        except Closed as closed:
+            log.info("training ends before its last step: %s", closed)
+            return False
+        if batch is None:
+            return False
+        await self.step(batch)
+        return True
+
+    async def _take(self) -> TakenBatch | None:
+        """The next batch, or None when the stop signal came first (a lease taken after that is in the snapshot as untrained)."""
+        limit_s = self.config.replay.take_timeout_s
+        take = asyncio.ensure_future(self.replay.take(self.config.data.train_batch_size, limit_s))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        started = time.monotonic()
+        try:
+            with self.waits.waiting("a batch of complete groups", "replay", limit_s), self.metrics.state("wait_data"):
+                await self._first_of(take, stopped)
+            return take.result() if take.done() else None
+        finally:
+            self._wait_data_s = time.monotonic() - started
+            take.cancel()
+            stopped.cancel()
+
+    async def _first_of(self, take: asyncio.Future[TakenBatch], stopped: asyncio.Future[bool]) -> None:
+        """Until a batch or the stop signal; a publication that fails meanwhile raises here, since no batch may ever come then."""
+        while not take.done() and not stopped.done():
+            publication = self._publication
+            await asyncio.wait({take, stopped} | ({publication} if publication else set()), return_when=asyncio.FIRST_COMPLETED)
+            if publication is not None and publication.done():
+                await self._await_publication()
+
+    async def step(self, batch: TakenBatch) -> None:
+        """Train one batch; the lease ends as trained or as dropped(skipped_step)."""
+        started = time.monotonic()
+        self.state.step += 1
+        shares = plan_shares(batch.meta, self.learner.ranks, self.config.actor, balance=self.config.trainer.balance_batch)
+        scored = await self._call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
+        judged = await self._call(self.learner.advantages(batch.meta), "advantages", "forward_backward")
+        await self._await_publication()
+        meta, lags = await self._drop_stale(batch)
+        works = plan_update(
+            meta,
+            self.learner.ranks,
+            self.config.actor,
+            global_step=self.state.step,
+            total_steps=self.total_steps,
+            balance=self.config.trainer.balance_batch,
+        )
+        update = await self._call(self.learner.update(works), "the policy update", "forward_backward")
+        rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small"})
+        await self._settle(batch, update, rejected)
+        metrics = scored.metrics | judged.metrics | update.metrics
+        await self._report(batch, meta, lags, metrics, update, time.monotonic() - started)
+        await self._scheduled_work()
+
+    async def _drop_stale(self, batch: TakenBatch) -> tuple[KVBatchMeta, list[int]]:
+        """The bound once more, just before the first optimizer step: publication may have moved since the take."""
+        stale = set(await self.replay.check_bound(batch.lease_id))
+        moved = self.state.published - batch.published_version
+        lags = [lag + moved for uid, lag in zip(batch.uids, batch.lags, strict=True) if uid not in stale]
+        if not stale:
+            return batch.meta, lags
+        log.warning("%d of %d groups passed the staleness bound while they waited; they are dropped", len(stale), len(batch.uids))
+        keep = [key for key in batch.meta.keys if TrajectoryKey.parse(key).uid not in stale]
+        return batch.meta.select_keys(keep), lags
+
+    async def _settle(self, batch: TakenBatch, update: UpdateReport, rejected: list[str]) -> None:
+        """End the lease; a new version exists only when the weights moved."""
+        if update.applied == 0:
+            self._skips += 1
+            await self.replay.skip(batch.lease_id)
+            if self._skips >= self.config.learner.max_consecutive_skips:
+                raise RunFailed(
+                    f"an update must move the weights at least once in {self.config.learner.max_consecutive_skips} steps, "
+                    f"got {self._skips} skipped steps in a row; look at the gradient norm and the rewards in metrics/steps.jsonl"
+                )
+            return
+        self._skips = 0
+        version = self.state.version + 1
+        manifest = await self._call(self.learner.snapshot(version), f"a snapshot of version {version}", "publish")
+        await self.replay.commit(batch.lease_id, rejected)
+        self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {version}")
+
+    async def _publish(self, manifest: WeightManifest) -> None:
+        """Hand a version to every serving replica, then free the slots of what was trained into it."""
+        self.state.version = manifest.version
+        started = time.monotonic()
+        with self.waits.waiting(f"version {manifest.version} on all replicas", "rollout actors", self.config.weights.publish_timeout_s):
+            reports = await self.publisher.publish(manifest)
+        self.state.published = manifest.version
+        await self.replay.published(manifest.version)
+        self.metrics.set("streamrl_weight_version", manifest.version)
+        self.metrics.observe("streamrl_weight_sync_seconds", time.monotonic() - started, stage="publish")
+        self.metrics.inc("streamrl_weight_sync_bytes_total", manifest.total_bytes * len(reports), transport="shm")
+        log.info("version %d is served by %d replicas after %.2f s", manifest.version, len(reports), time.monotonic() - started)
+
+    async def _await_publication(self) -> None:
+        if self._publication is not None:
+            task, self._publication = self._publication, None
+            with self.metrics.state("weight_sync"):
+                await task
+
+    async def _report(
+        self, batch: TakenBatch, meta: KVBatchMeta, lags: list[int], metrics: dict[str, float], update: UpdateReport, seconds: float
+    ) -> None:
+        stats = await self.replay.stats()
+        record = self.totals.step(
+            step=self.state.step,
+            version=self.state.version,
+            meta=meta,
+            lags=lags,
+            metrics=metrics,
+            update=update,
+            stats=stats,
+            seconds=seconds,
+            wait_data_s=self._wait_data_s,
+        )
+        for lag in lags:
+            self.metrics.observe("streamrl_staleness_versions", lag, stage="train")
+        self.metrics.inc("streamrl_learner_steps_total")
+        self.metrics.inc("streamrl_learner_tokens_total", update.trained_tokens)
+        self.metrics.inc("streamrl_learner_groups_total", len(lags))
+        self.record(record)
+
+    async def _scheduled_work(self) -> None:
+        """Validation and checkpoints that are due after this step; both need the published version, so they wait for it."""
+        step, trainer = self.state.step, self.config.trainer
+        last = step >= self.total_steps
+        if not last and trainer.test_freq > 0 and step % trainer.test_freq == 0:
+            await self._await_publication()
+            await self._validate()
+        if not last and trainer.save_freq > 0 and step % trainer.save_freq == 0:
+            await self._await_publication()
+            await self.checkpoint()
+
+    async def _validate(self) -> None:
+        """Greedy accuracy on the validation rows, under the published version; no publication happens meanwhile."""
+        accuracy = await self.validator.accuracy(self.publisher)
+        if accuracy is not None:
+            self.totals.validated(accuracy)
+            self.record(StepRecord(step=self.state.step, version=self.state.version, val_accuracy=accuracy))
+
+    async def checkpoint(self) -> None:
+        """Save learner, replay and totals as one set. The lease is committed and the version published before."""
+        with self.metrics.state("checkpoint"):
+            self.state.totals = msgspec.to_builtins(self.totals)
+            await self.checkpoints.save(self.state, self.learner, self.replay)
+
+    async def _finish(self) -> None:
+        if self.config.trainer.test_freq != 0 and not self._stop.is_set():
+            await self._validate()
+        self.totals.close(await self.replay.stats())
+        await self.checkpoint()
+
+    async def _call(self, call: Awaitable[T], what: str, state: str) -> T:
+        """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name."""
+        with self.metrics.state(state):
+            return await self.waits.limit(call, what, "learner", self.config.learner.step_timeout_s)
+
+    def describe(self) -> dict[str, Any]:
+        """For the live line and ``status``."""
+        return {"step": self.state.step, "total_steps": self.total_steps, "version": self.state.version, "published": self.state.published}

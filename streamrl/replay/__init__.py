@@ -1,0 +1,9 @@
+"""Which group is generated, kept, trained or dropped, and when. Knows keys and tags, never tensors.
+
+Start at ``buffer.py`` (the state machine); ``service.py`` gives it waits with deadlines. Imports no torch.
+"""
+
+from streamrl.replay.buffer import ReplayBuffer
+from streamrl.replay.service import ReplayService
+
+__all__ = ["ReplayBuffer", "ReplayService"]

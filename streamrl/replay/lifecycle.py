@@ -1,0 +1,138 @@
+"""The moves of a group and all that goes with them: ledger, garbage, worker leases, breaker and quarantine move together, or not at all.
+
+Decides what follows when a session arrives, an attempt fails or a holder disappears. Knows nothing of batches, publications or slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamrl.config.rollout import ReplayConfig
+from streamrl.errors import ProtocolError, StaleWrite
+from streamrl.protocol.groups import SessionPush
+from streamrl.protocol.trajectory import Prompt
+from streamrl.replay.breaker import Breaker
+from streamrl.replay.garbage import Garbage
+from streamrl.replay.groups import Group, GroupTable
+from streamrl.replay.lease import WorkerLeases
+from streamrl.replay.ledger import Ledger
+from streamrl.replay.outcome import OutcomeRule
+from streamrl.replay.quarantine import Quarantine
+from streamrl.replay.sessions import checked_session, oldest_version
+
+
+class Lifecycle:
+    """Every change of a group's state passes through here."""
+
+    def __init__(self, config: ReplayConfig, rule: OutcomeRule, clock: Callable[[], float]) -> None:
+        self.rule = rule
+        self.clock = clock
+        self.table = GroupTable()
+        self.ledger = Ledger()
+        self.breaker = Breaker(config)
+        self.garbage = Garbage()
+        self.quarantine = Quarantine()
+        self.workers = WorkerLeases(config.lease_s)
+
+    def admit(self, prompt: Prompt, seq_no: int) -> None:
+        """A new group; a quarantined prompt is dropped at once."""
+        now = self.clock()
+        group = Group(prompt.uid, seq_no, prompt.row, now)
+        self.table.add(group)
+        self.ledger.admitted += 1
+        if self.quarantine.holds(prompt.row):
+            self.drop(group, "quarantined")
+        else:
+            self.breaker.admitted(group.uid, now)
+
+    def run(self, group: Group, worker: str, published: int) -> None:
+        """``worker`` holds the group's rollout lease; engines serve ``published`` or newer."""
+        group.assumed_version = published
+        self.table.move(group, "running")
+        self.workers.grant(worker, group)
+
+    def push(self, session: SessionPush) -> Group | None:
+        """Take in a settled session; the last one of the attempt settles the group. None: this very push had arrived before."""
+        group = self.table.groups.get(session.uid)
+        if group is None or session.attempt < group.attempt or group.state == "pending":
+            raise self._refuse(session, group)
+        session = checked_session(session, group, self.rule.n)
+        known = group.sessions.get(session.session_id)
+        if known is not None:
+            if known.keys == session.keys and known.reason == session.reason:
+                return None
+            raise ProtocolError(f"a session is pushed once, got session {session.session_id} of {session.uid} again with other rows; number sessions 0..n-1")
+        if group.state != "running":
+            raise self._refuse(session, group)
+        self._accept(group, session)
+        return group
+
+    def lose(self, groups: list[Group]) -> None:
+        """Rollout leases ended with their holder."""
+        for group in groups:
+            self.ledger.expired_leases += 1
+            self._fail(group, "lease_expired")
+
+    def reissue(self, group: Group) -> None:
+        """Pending again under a new attempt; the rows so far are superseded."""
+        self.workers.release(group)
+        self.ledger.supersede(group)
+        self.garbage.superseded(group)
+        self.table.move(group, "pending")
+        group.new_attempt()
+
+    def drop(self, group: Group, reason: str) -> None:
+        """The group ends untrained. A holder that still generates is told to stop."""
+        now = self.clock()
+        if group.state == "running" and len(group.sessions) < self.rule.n:
+            self.workers.order_cancel(group, now)
+        self.workers.release(group)
+        self.table.move(group, "dropped", reason)
+        self.ledger.drop(group, reason)
+        self.garbage.dropped(group)
+        self.breaker.forget(group.uid, now)
+
+    def train(self, group: Group) -> None:
+        """The group's update was applied."""
+        self.table.move(group, "trained")
+        self.ledger.train(group)
+        self.garbage.trained(group)
+
+    def _accept(self, group: Group, session: SessionPush) -> None:
+        group.sessions[session.session_id] = session
+        self.ledger.generate(session)
+        oldest = oldest_version(session)
+        if oldest is not None:
+            self.table.note_version(group, oldest)
+        outcome = self.rule.outcome(group)
+        if outcome == "failed":
+            self._fail(group, self.rule.cause(group))
+        elif outcome is not None:
+            group.outcome = outcome
+            self.workers.release(group)
+            self.table.move(group, "ready")
+            self.breaker.record(group.uid, None, self.clock())
+
+    def _fail(self, group: Group, cause: str) -> None:
+        """An attempt came to nothing: issue the group again or, when no attempt is left, drop it."""
+        group.failures.append(cause)
+        self.breaker.record(group.uid, cause, self.clock())
+        reason = self.rule.final_reason(group)
+        if reason is None:
+            self.reissue(group)
+            return
+        if reason == "quarantined":
+            self.quarantine.add(group.row)
+        self.drop(group, reason)
+
+    def _refuse(self, session: SessionPush, group: Group | None) -> StaleWrite:
+        """Count a late write. Its rows are garbage at once when the group has ended, else with the group (their keys may be in use again)."""
+        self.ledger.rejected_writes += 1
+        what = f"session {session.session_id} of {session.uid}, attempt {session.attempt}"
+        if group is None:
+            self.garbage.stray(session)
+            fate = self.table.ended.get(session.uid, "unknown here")
+            return StaleWrite(f"rows are accepted while their group runs, got {what}, of a group which is {fate}; discard them")
+        group.strays += session.keys
+        now = f"{group.state} at attempt {group.attempt}"
+        return StaleWrite(f"rows are accepted for the running attempt, got {what}, of a group which is {now}; discard them")

@@ -1,0 +1,46 @@
+"""Words for a stalled buffer: who waits for what. Reads the buffer, changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamrl.errors import TakeTimeout
+
+if TYPE_CHECKING:
+    from streamrl.replay.buffer import ReplayBuffer
+
+SHOWN = 5  # groups named in a message
+
+
+def blocked_by(buffer: ReplayBuffer) -> str | None:
+    """What keeps the next group or batch from coming; None when nothing does."""
+    late = buffer.late_groups()
+    if late:
+        names = ", ".join(f"{group.uid} (worker {group.worker}, oldest version {group.assumed_version})" for group in late[:SHOWN])
+        return f"late groups: sampling waits for {len(late)} group(s) that the next publication would make too stale: {names}"
+    if buffer.breaker.state != "closed":
+        return f"breaker {buffer.breaker.state}: too many attempts failed with {buffer.breaker.reason}"
+    count = buffer.table.count
+    if count["pending"] and not count["running"]:
+        return f"no rollout actor: {count['pending']} group(s) are pending and none is running"
+    if buffer.outstanding >= buffer.capacity_groups:
+        return f"staleness bound: {buffer.outstanding} of {buffer.capacity_groups} groups are outstanding"
+    return None
+
+
+def take_timeout(buffer: ReplayBuffer, num_groups: int, wait_s: float) -> TakeTimeout:
+    """Counts by state, the oldest groups in flight with age and holder, and what blocks."""
+    count, now = buffer.table.count, buffer.clock()
+    states = ", ".join(f"{state} {count[state]}" for state in ("pending", "running", "ready", "leased"))
+    inflight = [group for group in buffer.table.groups.values() if group.state in ("pending", "running")][:SHOWN]
+    oldest = "; ".join(
+        f"{group.uid} seq_no {group.seq_no} {group.state} attempt {group.attempt} {now - group.admitted_at:.1f} s old, worker {group.worker}, "
+        f"{len(group.sessions)} of {buffer.n} sessions settled"
+        for group in inflight
+    )
+    cause = blocked_by(buffer) or ("no prompts were admitted" if not count["running"] and not buffer.end_of_data else "running groups have not settled")
+    return TakeTimeout(
+        f"take({num_groups}) waits at most {wait_s:g} s, got no batch: {states}, trained unpublished {buffer.outstanding - len(buffer.table.groups)}, "
+        f"published version {buffer.published_version}; blocked by {cause}; oldest in flight: {oldest or 'none'}; "
+        f"look at the named worker or raise replay.take_timeout_s"
+    )

@@ -1,0 +1,60 @@
+"""Score functions by ``data_source``.
+
+A score function is ``score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}``, plain or async.
+A name that ends in ``*`` serves all sources that begin like it; an exact name goes before it, the longest prefix before shorter ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+ScoreFunction = Callable[..., Any]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """``inline``: trivial and safe, called in place; all other plain functions run in a worker process that can be killed."""
+
+    name: str
+    function: ScoreFunction
+    inline: bool
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register_reward(name: str, *, inline: bool = False) -> Callable[[ScoreFunction], ScoreFunction]:
+    """Decorator: ``function`` scores the rows of data source ``name``. It must be importable by name unless ``inline`` or async.
+
+    >>> @register_reward("my/source", inline=True)
+    ... def exact(data_source, solution_str, ground_truth, extra_info):
+    ...     return float(solution_str == ground_truth)
+    """
+
+    def register(function: ScoreFunction) -> ScoreFunction:
+        present = _ENTRIES.get(name)
+        if present is not None and present.function is not function:
+            raise ValueError(f"a data source has one score function, got a second one for {name!r}; choose another name")
+        if "<locals>" in function.__qualname__ and not inline and not inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f"a worker process finds a score function by its name in its module, got {function.__qualname__}; move it there or use inline=True"
+            )
+        _ENTRIES[name] = Entry(name, function, inline)
+        return function
+
+    return register
+
+
+def find(source: str) -> Entry | None:
+    """The entry for ``source``; None when nothing serves it."""
+    if source in _ENTRIES:
+        return _ENTRIES[source]
+    prefixes = [name for name in _ENTRIES if name.endswith("*") and source.startswith(name[:-1])]
+    return _ENTRIES[max(prefixes, key=len)] if prefixes else None
+
+
+def known_sources() -> list[str]:
+    return sorted(_ENTRIES)

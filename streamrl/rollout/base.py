@@ -1,0 +1,100 @@
+"""What an agent loop is: a class that turns one dataset row into token-aligned outputs, and the registry of such classes by name.
+
+A loop sees an engine through ``Generate`` alone. It gets a fresh instance per session, so no state survives one.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from streamrl.config.data import DataConfig
+from streamrl.config.rollout import RolloutConfig
+from streamrl.errors import ConfigError, ProtocolError
+from streamrl.protocol.generate import SamplingParams
+from streamrl.protocol.interfaces import Clock, Generate
+from streamrl.rollout.chat import ChatTokenizer
+
+LOOP_KEYS = frozenset({"turn_scores", "tool_rewards"})  # in extra_fields of every output, so that all rows of a run have the same columns
+
+
+class AgentLoopOutput(msgspec.Struct, kw_only=True):
+    """One row of a session. The four per-token lists are aligned at every moment.
+
+    Worked example (one turn, answer of two tokens under version 4)::
+
+        response_ids = [11, 2]   response_mask = [1, 1]   response_logprobs = [-.1, -.05]   rollout_versions = [4, 4]
+
+    A token the model did not write has mask 0, log-prob 0.0 and version -1.
+    """
+
+    prompt_ids: list[int]  # what the engine received first
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None  # None = the run does not record them
+    rollout_versions: list[int]
+    stop_reason: str
+    num_turns: int = 2  # user turns + assistant turns + 1
+    reward_score: float | None = None  # None = the run's scorer decides
+    extra_fields: dict[str, Any] = msgspec.field(default_factory=lambda: {"turn_scores": [], "tool_rewards": []})
+
+
+class AgentLoopBase(abc.ABC):
+    """Base of all loops. ``generate`` already resumes aborted calls, checks what comes back and keeps the deadline of a call."""
+
+    def __init__(self, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, generate: Generate, clock: Clock, request_id: str) -> None:
+        self.rollout = rollout
+        self.data = data
+        self.tokenizer = tokenizer
+        self.generate = generate
+        self.clock = clock
+        self.request_id = request_id  # the same in all calls of the session, so that its prefix cache stays warm
+
+    @abc.abstractmethod
+    async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """The session's rows; an empty list means that it produced none. ``sampling.max_tokens`` is the response budget of the session."""
+
+
+_LOOPS: dict[str, type[AgentLoopBase]] = {}
+
+
+def register_agent_loop(name: str) -> Callable[[type[AgentLoopBase]], type[AgentLoopBase]]:
+    """Class decorator: rows whose ``agent_name`` is ``name`` run in this loop."""
+
+    def register(cls: type[AgentLoopBase]) -> type[AgentLoopBase]:
+        if _LOOPS.get(name, cls) is not cls:
+            raise ValueError(f"an agent loop's name stands for one class, got a second one for {name!r}: {cls.__qualname__}; choose another name")
+        _LOOPS[name] = cls
+        return cls
+
+    return register
+
+
+def agent_loop(name: str) -> type[AgentLoopBase]:
+    """The class of ``name``; ConfigError lists the known names."""
+    if name not in _LOOPS:
+        raise ConfigError(f"an agent loop is registered by name, got {name!r} (known: {', '.join(sorted(_LOOPS))}); correct agent_name or register it")
+    return _LOOPS[name]
+
+
+def check_agent_names(names: Iterable[str]) -> None:
+    """ConfigError for the first unknown name; called at start-up with the default and every name in the data."""
+    for name in names:
+        agent_loop(name)
+
+
+def check_outputs(outputs: list[AgentLoopOutput], response_length: int) -> None:
+    """ProtocolError when a session's rows do not have one set of extra fields, exceed the budget or are not aligned where a row could not tell."""
+    keys = {frozenset(output.extra_fields) for output in outputs}
+    if len(keys) > 1 or not keys <= {key | LOOP_KEYS for key in keys}:
+        raise ProtocolError(f"outputs of a session have the same extra_fields, {', '.join(sorted(LOOP_KEYS))} included, got {sorted(map(sorted, keys))}")
+    if len({output.response_logprobs is None for output in outputs}) > 1:
+        raise ProtocolError("log-probs are recorded in all outputs of a session or in none, got both; correct the agent loop")
+    for output in outputs:
+        if len(output.response_ids) > response_length:
+            raise ProtocolError(f"a response has at most {response_length} tokens, got {len(output.response_ids)}; the agent loop must keep the budget")
+        if output.response_mask and not output.response_mask[-1]:
+            raise ProtocolError("the last response token is the model's, got an observation; the agent loop must not append what cannot be answered")

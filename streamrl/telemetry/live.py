@@ -1,0 +1,69 @@
+"""What a person at the terminal reads: one line a step, one table at the end. Works on plain records; a missing value is left out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from streamrl.telemetry.summary import RunSummary
+
+
+def format_line(record: dict[str, Any]) -> str:
+    """One step record as one line; a record of a validation as its own line.
+
+    >>> format_line({"step": 7, "version": 6, "reward": 0.5, "lag_mean": 0.75, "lag_max": 1, "pending": 3, "running": 8, "ready": 2, "leased": 64})
+    'step 7  version 6  reward 0.500  lag 0.75 mean 1 max  groups 3 pending 8 running 2 ready 64 leased'
+    """
+    parts = [f"step {record.get('step', 0)}", f"version {record.get('version', 0)}"]
+    if record.get("reward") is not None:
+        parts.append(f"reward {record['reward']:.3f}")
+    if record.get("val_accuracy") is not None:
+        parts.append(f"val accuracy {record['val_accuracy']:.3f}")
+    if record.get("trajectories_per_s"):
+        parts.append(f"{record['trajectories_per_s']:.1f} traj/s")
+    if record.get("tokens_per_s"):
+        parts.append(f"{record['tokens_per_s']:.0f} tok/s")
+    if record.get("reward") is not None:  # a training step; zeros are left out of its record and still mean zero
+        parts.append(f"lag {record.get('lag_mean', 0):.2f} mean {record.get('lag_max', 0)} max")
+        parts.append("groups " + " ".join(f"{record.get(state, 0)} {state}" for state in ("pending", "running", "ready", "leased")))
+    if record.get("dropped"):
+        parts.append(f"{record['dropped']} dropped")
+    return "  ".join(parts)
+
+
+def format_summary(summary: RunSummary, width: int = 100) -> str:
+    """A small table of the result."""
+    from rich.console import Console  # only needed once, at the end of a run
+    from rich.table import Table
+
+    table = Table(title=f"run {summary.status}", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(summary):
+        table.add_row(name, value)
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False, markup=False).print(table)
+    return out.getvalue()
+
+
+def _rows(summary: RunSummary) -> list[tuple[str, str]]:
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.groups_dropped.items()) if count) or "none"
+    rate = summary.trajectories / summary.wall_s if summary.wall_s > 0 else 0.0
+    rows = [
+        ("steps", f"{summary.steps} in {summary.wall_s:.1f} s, weight version {summary.weight_version}"),
+        ("validation accuracy", _change(summary.val_accuracy_first, summary.val_accuracy_last)),
+        ("reward", _change(summary.reward_first, summary.reward_last)),
+        ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} versions"),
+        ("trajectories", f"{summary.trajectories} ({rate:.1f}/s)"),
+        ("tokens", f"{summary.generated_tokens} generated, {summary.trained_tokens} trained"),
+        ("groups", f"{summary.groups_trained} trained ({summary.partial_share:.1%} of them partial), dropped: {dropped}"),
+        ("engine, seed", f"{summary.engine}, {summary.seed}"),
+        ("folder", summary.run),
+    ]
+    return rows + ([("error", summary.error)] if summary.error else [])
+
+
+def _change(first: float | None, last: float | None) -> str:
+    if first is None or last is None:
+        return "not measured"
+    return f"{first:.3f} -> {last:.3f}"

@@ -1,0 +1,144 @@
+"""The files of one run, by name, and how they are written: aside, then renamed, so that a reader never sees half a file.
+
+    config.yaml             the resolved configuration; its presence is what makes a folder a run
+    status.json             the driver's last word about itself
+    waits.json              who waits for whom, every second
+    summary.json            the result, written once at the end
+    metrics/steps.jsonl     one line a step
+    metrics/targets.json    the actors' metric pages (Prometheus file_sd)
+    logs/<actor>.log        one log an actor
+    checkpoints/            what a resumed run starts from
+    children/               processes that engines started, with their start times
+    quarantine.jsonl        prompts that failed too often
+
+Knows no configuration: the text to save is handed in.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamrl.errors import UsageError
+
+
+class RunFolder:
+    """Paths below ``root``. Making the object touches nothing; ``create`` claims the folder for a run, ``open`` finds one."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.config = self.root / "config.yaml"
+        self.status = self.root / "status.json"
+        self.waits = self.root / "waits.json"
+        self.summary = self.root / "summary.json"
+        self.metrics = self.root / "metrics"
+        self.steps = self.metrics / "steps.jsonl"
+        self.targets = self.metrics / "targets.json"
+        self.logs = self.root / "logs"
+        self.checkpoints = self.root / "checkpoints"
+        self.children = self.root / "children"
+        self.quarantine = self.root / "quarantine.jsonl"
+        self._lock_file: int | None = None
+
+    @classmethod
+    def create(cls, root: str | Path, config_text: str, *, resume: bool = False) -> RunFolder:
+        """Claim ``root`` for a run and save its configuration. Of two launches into one folder exactly one wins, also when both resume."""
+        folder = cls(root)
+        try:
+            folder._take(config_text, resume)
+        except FileExistsError:
+            folder.close()
+            raise UsageError(
+                f"a run needs a folder of its own, got {folder.root}, which already holds a run; name another with --run-dir, or add --resume {folder.root}"
+            ) from None
+        except OSError as error:
+            folder.close()
+            raise UsageError(f"the run folder must be writable, got {folder.root} ({error}); choose another with run.dir or --run-dir") from error
+        return folder
+
+    def _take(self, config_text: str, resume: bool) -> None:
+        for path in (self.metrics, self.logs, self.checkpoints, self.children):
+            path.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        if resume:
+            self.summary.unlink(missing_ok=True)  # the run has no result again
+            write_text(self.config, config_text)
+        else:
+            _claim(self.config, config_text)
+
+    def _lock(self) -> None:
+        """Held until ``close`` or the end of this process, however it ends: two drivers never write into one folder."""
+        self._lock_file = os.open(self.root / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UsageError(f"one driver at a time writes into a run folder, got {self.root}, where another one is running; stop it first") from None
+
+    def close(self) -> None:
+        """Let go of a folder that ``create`` claimed."""
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def open(cls, root: str | Path) -> RunFolder:
+        """The folder of an existing run."""
+        folder = cls(root)
+        if not folder.config.is_file():
+            raise UsageError(f"a run folder holds config.yaml, got {folder.root}, which does not; give the folder that `streamrl launch` named")
+        return folder
+
+    def log_file(self, actor: str) -> Path:
+        """Log of one actor."""
+        return self.logs / f"{actor}.log"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` in one step, mode 0644; its folder must exist."""
+    aside = _aside(path, text)
+    try:
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``write_text`` of a plain value or Struct as readable JSON (NaN and infinity become null)."""
+    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The value, None when the file does not exist."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} must be JSON ({error}); it was changed by hand or by another program, remove it") from error
+
+
+def _aside(path: Path, text: str) -> Path:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(name, 0o644)
+    return Path(name)
+
+
+def _claim(path: Path, text: str) -> None:
+    """Create ``path`` with ``text``; FileExistsError when somebody has it. It is empty for a moment, never half written."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    write_text(path, text)

@@ -1,0 +1,70 @@
+"""What a run leaves behind when it ends: ``summary.json`` and, while it lives, ``status.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from streamrl.errors import UsageError
+
+T = TypeVar("T")
+
+
+class RunSummary(msgspec.Struct, kw_only=True):
+    """The result of a run. None means: never measured (no validation file, no step)."""
+
+    status: Literal["completed", "stopped", "failed"]  # stopped: an orderly end before the last step
+    steps: int  # training steps, those of a run that this one resumed included
+    wall_s: float
+    seed: int
+    engine: str
+    val_accuracy_first: float | None = None
+    val_accuracy_last: float | None = None
+    reward_first: float | None = None  # mean score over the first steps
+    reward_last: float | None = None
+    lag_mean: float = 0.0  # versions, over trained groups
+    lag_max: int = 0
+    max_staleness: int = 0
+    trajectories: int = 0  # acknowledged rows
+    generated_tokens: int = 0  # response tokens of acknowledged rows
+    trained_tokens: int = 0
+    groups_trained: int = 0
+    groups_dropped: dict[str, int] = {}  # by reason
+    weight_version: int = 0
+    run: str = ""  # the run folder
+    error: str | None = None  # the one line of a failed run
+    partial_share: float = 0.0  # share of trained groups in which a session had failed
+
+
+class RunStatus(msgspec.Struct, kw_only=True):
+    """The driver about itself, rewritten every second; an old ``updated`` means that the driver hangs or is dead."""
+
+    state: Literal["starting", "running", "stopping", "completed", "stopped", "failed"]
+    pid: int
+    started: float  # unix time
+    updated: float
+    step: int = 0
+    total_steps: int = 0
+    version: int = 0
+    message: str = ""
+
+
+def read_summary(path: Path) -> RunSummary | None:
+    """None while the run has not ended."""
+    return _read(path, RunSummary)
+
+
+def read_status(path: Path) -> RunStatus | None:
+    """None before the driver has written one."""
+    return _read(path, RunStatus)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} must hold a {kind.__name__} ({error}); it was written by another version of streamrl or changed by hand") from error

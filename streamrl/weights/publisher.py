@@ -1,0 +1,137 @@
+"""Rolls a new policy version over the serving replicas, so that some of them always generate.
+
+Guarantees: versions strictly grow and one publication runs at a time; ``publish`` returns when every replica that still serves holds the version;
+a replica that fails or is late is out of rotation before the caller hears of it; a new replica holds the newest version before it counts as serving.
+Doesn't know how weights travel (a replica reads the manifest's file), and restarts nothing: ``on_failure`` tells the one who does. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from streamrl.config.training import WeightsConfig
+from streamrl.errors import ActorDied, ProtocolError, RunFailed, WaitTimeout, WeightMismatch
+from streamrl.protocol.interfaces import Replica
+from streamrl.protocol.weights import WeightManifest, WeightReport
+
+_log = logging.getLogger(__name__)
+
+
+def _log_failure(name: str, error: BaseException) -> None:
+    _log.error("replica %s is out of rotation: %s", name, error)
+
+
+class WeightPublisher:
+    """``newest`` is the manifest being published, or published last: what a joining replica must hold."""
+
+    def __init__(self, config: WeightsConfig, on_failure: Callable[[str, BaseException], None] = _log_failure) -> None:
+        self.newest: WeightManifest | None = None
+        self._config = config
+        self._on_failure = on_failure
+        self._serving: dict[str, Replica] = {}
+        self._updates: dict[str, asyncio.Task[WeightReport]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._joined = asyncio.Event()
+        self._ever_joined = False
+
+    def replicas(self) -> list[str]:
+        """Names of the serving replicas."""
+        return sorted(self._serving)
+
+    async def join(self, replica: Replica) -> None:
+        """Bring ``replica`` to the newest version, then count it as serving. Takes the place of an earlier replica of the same name.
+
+        Raises what its update raised (WeightMismatch, WaitTimeout, ...); it does not serve then.
+        """
+        self.remove(replica.name)
+        while True:
+            target = self.newest
+            if target is not None:
+                await self._load(replica, target)
+            if target is self.newest:  # nothing was published meanwhile; no await until it is registered
+                break
+        self._serving[replica.name] = replica
+        self._ever_joined = True
+        self._joined.set()
+
+    def remove(self, name: str) -> None:
+        """Take ``name`` out of rotation; a publication under way no longer waits for it."""
+        self._serving.pop(name, None)
+        task = self._updates.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    async def publish(self, manifest: WeightManifest) -> list[WeightReport]:
+        """All serving replicas hold ``manifest`` afterwards; their reports. RunFailed when none is left.
+
+        A replica whose process died is being restarted by its owner: when none is left for that reason alone, the next one to join
+        (which loads this manifest first) ends the wait. Before the first replica has joined there is nobody to wait for.
+        """
+        async with self._one_at_a_time:
+            if self.newest is not None and manifest.version <= self.newest.version:
+                raise ProtocolError(f"versions strictly grow, got {manifest.version} after {self.newest.version}; each update is published once")
+            self.newest = manifest
+            self._joined.clear()
+            reports, errors = await self._roll(manifest)
+            if not self._serving and self._ever_joined:
+                await self._wait_for_a_replica(manifest, errors)
+            return reports
+
+    async def _roll(self, manifest: WeightManifest) -> tuple[list[WeightReport], list[BaseException]]:
+        names = self.replicas()
+        limit = asyncio.Semaphore(self._config.max_unavailable or max(1, len(names) // 2))
+        outcomes = await asyncio.gather(*(self._turn(name, manifest, limit) for name in names))
+        reports = [outcome for outcome in outcomes if isinstance(outcome, WeightReport)]
+        return reports, [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+
+    async def _turn(self, name: str, manifest: WeightManifest, limit: asyncio.Semaphore) -> WeightReport | BaseException | None:
+        """One replica's update when its turn comes: its report, its failure, or None when it left meanwhile."""
+        async with limit:
+            replica = self._serving.get(name)
+            if replica is None:
+                return None
+            task = asyncio.create_task(self._load(replica, manifest), name=f"publish v{manifest.version} to {name}")
+            self._updates[name] = task
+            try:
+                await asyncio.wait([task])
+            finally:
+                task.cancel()  # a no-op unless the publication itself was cancelled
+                if self._updates.get(name) is task:
+                    del self._updates[name]
+            if task.cancelled():
+                return None
+            error = task.exception()
+            if error is None:
+                return task.result()
+        if self._serving.get(name) is replica:
+            del self._serving[name]
+        self._on_failure(name, error)
+        return error
+
+    async def _load(self, replica: Replica, manifest: WeightManifest) -> WeightReport:
+        limit_s = self._config.publish_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                report = await replica.update_weights(manifest)
+        except TimeoutError as error:
+            raise WaitTimeout(
+                f"replica {replica.name} must acknowledge version {manifest.version} within weights.publish_timeout_s={limit_s:g}, got no answer; "
+                "it is taken out of rotation"
+            ) from error
+        if report.version != manifest.version:
+            raise WeightMismatch(f"replica {replica.name} must hold version {manifest.version}, got {report.version}; it is taken out of rotation")
+        return report
+
+    async def _wait_for_a_replica(self, manifest: WeightManifest, errors: list[BaseException]) -> None:
+        final = [error for error in errors if not isinstance(error, ActorDied)]
+        limit_s = self._config.publish_timeout_s
+        if not final:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._joined.wait()
+                return
+            except TimeoutError:
+                final = [*errors, WaitTimeout(f"no replica joined within weights.publish_timeout_s={limit_s:g}")]
+        raise RunFailed(f"a publication needs one healthy replica, got none for version {manifest.version}: {final[0]}") from final[0]

@@ -1,0 +1,103 @@
+"""Real runs of the command line as subprocesses, watched through the files of their run folder, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "configs" / "tiny_cpu.yaml"
+SMALL = ("trainer.total_training_steps=3", "data.train_batch_size=16", "actor.ppo_mini_batch_size=16", "data.val_max_samples=32", "run.seed=7")
+
+
+class Job:
+    """One ``streamrl launch``; ``folder`` is its run folder."""
+
+    def __init__(self, folder: Path, *arguments: str, config: Path | None = TINY) -> None:
+        self.folder = folder
+        files = [str(config)] if config else []
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "streamrl.cli.main", "launch", *files, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def wait(self, limit_s: float = 150) -> int:
+        """Exit code; the output is in ``output``. Ends the process when it takes longer."""
+        try:
+            self.output, _ = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.output, _ = self.process.communicate()
+            raise AssertionError(f"the run must end within {limit_s} s, got:\n{self.output[-3000:]}") from None
+        return self.process.returncode
+
+    def until(self, condition: Callable[[], Any], limit_s: float = 90) -> Any:
+        """Wait for a condition on the run's files."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            try:
+                if result := condition():
+                    return result
+            except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+                pass
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended early with {self.process.returncode}:\n{self.process.stdout.read()[-3000:]}")
+            time.sleep(0.05)
+        raise AssertionError(f"the condition must hold within {limit_s} s")
+
+    def steps(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics" / "steps.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def trained_steps(self) -> list[int]:
+        return [record["step"] for record in self.steps() if "reward" in record]
+
+    def health(self, actor: str) -> dict[str, Any]:
+        return json.loads((self.folder / "waits.json").read_text())["actors"][actor]
+
+    def kill(self, actor: str) -> None:
+        os.kill(self.health(actor)["pid"], signal.SIGKILL)
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def end(self) -> None:
+        """For fixtures: nothing of the run survives the test."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def shared_memory_of(folder: Path) -> list[str]:
+    """Names in shared memory that belong to the run."""
+    return [name for name in os.listdir("/dev/shm") if folder.name in name]
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes whose command line or environment names the run folder, the test itself excepted."""
+    found = []
+    for process in psutil.process_iter(["pid"]):
+        try:
+            text = " ".join(process.cmdline())
+            if process.pid != os.getpid() and re.search(re.escape(str(folder)), text):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,10 @@
+"""Settings of the whole suite: undeclared metrics raise, one torch thread a process, no network look-ups."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("STREAMRL_STRICT_METRICS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,108 @@
+"""Two learner ranks in processes of their own, over one scenario. What the ranks return is plain data."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import torch
+
+from streamrl.config.training import ActorConfig, OptimConfig
+from streamrl.learner.plan import plan_shares, plan_update
+from streamrl.protocol.learn import UpdateWork
+from tests.learner.fakes import DictStore, make_rank, make_rows
+
+LIMIT_S = 60.0
+STEP = {"global_step": 1, "total_steps": 10}
+ACTOR = ActorConfig(ppo_mini_batch_size=2, ppo_epochs=2, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=40, optim=OptimConfig(lr=1e-3))
+
+
+def weights_of(rank) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in rank.engine.full_tensors(torch.float32)}
+
+
+def one_step(rank, ranks, store, meta, actor):
+    """Score, judge and learn ``meta``. Each process fills a store of its own, so each scores every share and judges its copy."""
+    for share in plan_shares(meta, ranks, actor):
+        report = rank.log_probs(share)
+    rank.advantages(meta)
+    return report, rank.update(plan_update(meta, ranks, actor, **STEP)[rank.rank])
+
+
+def scenario(rank, number: int, folder: Path) -> dict:
+    """What the tests ask of two ranks, one after another in one pair of processes: starting a process costs seconds."""
+    out: dict = {}
+    store = rank._store
+    meta = make_rows(store, 4, 3, seed=1)
+    shares = plan_shares(meta, 2, ACTOR)
+    _, update = one_step(rank, 2, store, meta, ACTOR)
+    out["update"] = [update.applied, update.trained_tokens, update.metrics]
+    out["share_sizes"] = [len(share) for share in shares]
+    torch.save(weights_of(rank), folder / f"after-update-{number}.pt")
+    rank.save(str(folder / "saved"))
+    manifest = rank.snapshot(3)
+    out["manifest"] = None if manifest is None else manifest.path
+    out["poisoned"] = poisoned_step(rank, number, meta)
+    out["uneven"] = uneven_rows(rank, number)
+    rank.load(str(folder / "saved"))
+    out["position"] = rank.updates.progress.schedule_position
+    return out
+
+
+def poisoned_step(rank, number, meta) -> list:
+    """A NaN in the advantages of one row: it lies on one rank only, yet both skip and nothing moves."""
+    before = weights_of(rank)
+    key = meta.keys[0]
+    good = rank._store.rows[key]["advantages"]
+    rank._store.rows[key]["advantages"] = torch.full_like(good, float("nan"))
+    work = plan_update(meta, 2, ActorConfig(ppo_mini_batch_size=4), **STEP)[number]
+    report = rank.update(work)
+    rank._store.rows[key]["advantages"] = good
+    same = all(torch.equal(before[name], tensor) for name, tensor in weights_of(rank).items())
+    return [report.applied, report.skipped, same]
+
+
+def uneven_rows(rank, number) -> list:
+    """One rank has four long rows, one to a micro-batch, the other four short ones in one: both run four and neither waits for ever."""
+    share = make_rows(rank._store, 4, 1, seed=2 + number, prompt=(25, 25) if number == 0 else (5, 5), response=(10, 10) if number == 0 else (5, 5))
+    started = time.monotonic()
+    scored = rank.log_probs(share)
+    for row in (rank._store.rows[key] for key in share.keys):
+        row["advantages"] = row["rollout_is_weights"] = torch.ones(len(row["response_mask"]))
+    report = rank.update(UpdateWork(share, [share.keys], 1, 10))
+    return [report.applied, report.trained_tokens, time.monotonic() - started, scored.metrics["actor/entropy"]]
+
+
+def _main(number: int, address, results, model: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = DictStore()
+    rank = make_rank(model, store, folder, rank=number, ranks=2, actor=ACTOR)
+    if number == 0:
+        meeting = rank.open_rendezvous("127.0.0.1")
+        address.put(meeting)
+    else:
+        meeting = address.get(timeout=LIMIT_S)
+    rank.start(meeting)
+    results.put((number, json.dumps(scenario(rank, number, folder))))
+    rank.stop()
+
+
+def run(model: str, folder: Path) -> list[dict]:
+    """The results of rank 0 and rank 1; TimeoutError (queue.Empty) when they are not there within the limit."""
+    context = multiprocessing.get_context("spawn")
+    (folder / "saved").mkdir()
+    address, results = context.Queue(), context.Queue()
+    processes = [context.Process(target=_main, args=(number, address, results, model, folder), daemon=True) for number in (0, 1)]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=LIMIT_S) for _ in processes)
+        for process in processes:
+            process.join(timeout=20)
+        return [json.loads(found[number]) for number in (0, 1)]
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()

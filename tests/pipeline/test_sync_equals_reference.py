@@ -1,0 +1,73 @@
+"""``max_staleness = 0`` is the synchronous trainer: the streaming pipeline gives the reference's groups, advantages, losses and weights.
+
+The scripted engine answers as a pure function of the request seed, so the tokens are equal exactly; what may differ is the order of
+float32 sums (micro-batches, FSDP, padding), which is the tolerance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from streamrl.pipeline import build
+from streamrl.pipeline.local import LocalPipeline
+from streamrl.pipeline.records import StepRecord
+from streamrl.pipeline.reference import SyncReference
+from tests.pipeline.tiny import tiny_config
+
+STEPS = 5
+LOSS_TOLERANCE = 2e-5  # absolute; losses are of order 1e-2 .. 1
+WEIGHT_TOLERANCE = 2e-5  # absolute, after 5 AdamW steps of lr 3e-4: a sign flip of one tiny gradient moves a weight by 3e-4
+
+
+async def run_reference(config, folder):
+    engine = build.build_engine(config, "reference")
+    await engine.start()
+    try:
+        reference = SyncReference(config, engine, folder)
+        return await reference.run(STEPS), {k: v.clone() for k, v in reference.model.state_dict().items()}
+    finally:
+        await engine.stop()
+
+
+async def run_streaming(config, folder):
+    records: list[StepRecord] = []
+    advantages: list[dict[str, torch.Tensor]] = []
+    pipeline = LocalPipeline(config, folder, record=records.append)
+    judge = pipeline.learner_rank.advantages
+
+    def judged(meta):
+        report = judge(meta)
+        rows = pipeline.store.kv_batch_get(meta.keys, "train", select_fields=["advantages"])
+        advantages.append(dict(zip(meta.keys, rows["advantages"].unbind(), strict=True)))
+        return report
+
+    pipeline._threaded.advantages = pipeline._threaded._in_thread(judged)
+    await pipeline.run()
+    return records, advantages, pipeline.learner_rank
+
+
+@pytest.mark.parametrize("mini", [8, 4])
+def test_bound_zero_gives_the_same_groups_advantages_loss_and_weights_as_the_reference(tmp_path, mini):
+    config = tiny_config("replay.max_staleness=0", f"actor.ppo_mini_batch_size={mini}", "trainer.val_before_train=false", steps=STEPS)
+    steps, weights = asyncio.run(run_reference(config, tmp_path / "reference"))
+    records, advantages, rank = asyncio.run(run_streaming(config, tmp_path / "stream"))
+    records = [r for r in records if r.reward is not None]
+
+    assert len(records) == len(steps) == STEPS
+    for step, expected, got in zip(records, steps, advantages, strict=True):
+        n = config.rollout.n
+        keys = [f"{uid}_{i % n}_0" for i, uid in enumerate(expected.uids)]
+        assert list(got) == keys
+        for i, key in enumerate(keys):
+            assert torch.allclose(got[key], expected.advantages[i, : len(expected.responses[i])], atol=1e-6)
+        assert step.lag_max == 0
+        if mini == 8:
+            assert step.metrics["actor/pg_loss"] == pytest.approx(expected.loss, abs=LOSS_TOLERANCE)
+            assert step.metrics["actor/grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-3)
+    state = dict(rank.engine.full_tensors(torch.float32))
+    for name in set(weights) & set(state):
+        assert torch.allclose(state[name], weights[name], atol=WEIGHT_TOLERANCE), name
+    assert set(state) <= set(weights) and len(state) > 10

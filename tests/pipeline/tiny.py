@@ -1,0 +1,24 @@
+"""The shipped tiny model, configured small enough for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamrl.config import Config
+from streamrl.config.load import load, resolve
+
+ROOT = Path(__file__).parents[2]
+
+
+def tiny_config(*overrides: str, prompts: int = 8, n: int = 4, steps: int = 3, engine: str = "scripted") -> Config:
+    """configs/tiny_cpu.yaml with ``prompts`` x ``n`` rows a step."""
+    base = [
+        f"rollout.engine={engine}",
+        f"rollout.n={n}",
+        f"data.train_batch_size={prompts}",
+        f"actor.ppo_mini_batch_size={prompts}",
+        f"trainer.total_training_steps={steps}",
+        "data.val_max_samples=16",
+        "run.seed=11",
+    ]
+    return resolve(load([ROOT / "configs" / "tiny_cpu.yaml"], [*base, *overrides]))
