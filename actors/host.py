@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
     config: Config
     package: str
     version: str
+    driver_pid: int
     resume: str | None = None
 
 
@@ -63,7 +64,16 @@ class Health(msgspec.Struct, frozen=True):
 
 def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume: Path | None = None) -> bytes:
     """Settings as the driver sends them."""
-    settings = Settings(name, role, str(folder.root), config, os.path.realpath(actors.__file__), streamrl.__version__, str(resume) if resume else None)
+    settings = Settings(
+        name,
+        role,
+        str(folder.root),
+        config,
+        os.path.realpath(actors.__file__),
+        streamrl.__version__,
+        os.getpid(),
+        str(resume) if resume else None,
+    )
     return msgspec.msgpack.encode(settings)
 
 
@@ -76,7 +86,7 @@ class Host:
         self.name = self.settings.name
         self.folder = RunFolder(Path(self.settings.run_dir))
         _check_package(self.settings)
-        logs.setup(self.name, self.folder, level=self.config.telemetry.log_level)
+        logs.setup(self.name, file=self.folder.log_file(self.name), level=self.config.telemetry.log_level)
         self.metrics = Metrics(self.settings.role, self.name)
         self.metrics_port = self.metrics.serve(self.config.telemetry.host)
         self.waits = WaitTable(self.name)

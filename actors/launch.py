@@ -20,8 +20,9 @@ from actors.board import Board
 from actors.cluster import Cluster
 from actors.supervisor import Supervisor
 from streamrl.config import Config
-from streamrl.dataplane.sweep import sweep
+from streamrl.dataplane.sweep import sweep, write_owner
 from streamrl.errors import StreamrlError
+from streamrl.pipeline.build import weights_dir
 from streamrl.telemetry import logs
 from streamrl.telemetry.run_folder import RunFolder
 from streamrl.telemetry.summary import RunSummary
@@ -37,9 +38,10 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     error: StreamrlError | None = None
     status = "failed"
     try:
-        _clear_leftovers(config, folder)
         board.say(f"run folder {folder.root}")
         board.state("starting")
+        _clear_leftovers(config, folder)
+        _open_weights(config, folder)
         cluster.connect()
         board.state("running")
         stopped = asyncio.run(_supervise(Supervisor(config, folder, board, resume)))
@@ -49,6 +51,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     finally:
         cluster.disconnect()
         _clear_leftovers(config, folder)
+        shutil.rmtree(weights_dir(config, folder.root.name), ignore_errors=True)
     summary = board.summary(status, error)
     board.close(summary)
     if error is not None:
@@ -93,10 +96,10 @@ def _clear_leftovers(config: Config, folder: RunFolder) -> None:
     sweep(Path(config.dataplane.shm_dir))
 
 
-def weights_dir(config: Config, folder: RunFolder) -> Path:
-    """Where snapshots lie: node-local shared memory, under the run's name."""
-    return Path(config.dataplane.shm_dir) / f"streamrl-weights-{folder.root.name}"
-
-
-def remove_weights(config: Config, folder: RunFolder) -> None:
-    shutil.rmtree(weights_dir(config, folder), ignore_errors=True)
+def _open_weights(config: Config, folder: RunFolder) -> Path:
+    """The folder for weight snapshots, owned by this process, so that a later run may sweep it when this one is gone."""
+    path = weights_dir(config, folder.root.name)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700, parents=True)
+    write_owner(path, os.getpid())
+    return path

@@ -19,7 +19,8 @@ class LearnerActor(Host):
         self._closed = asyncio.Event()
         number = int(self.name.rsplit("-", 1)[1])
         store = store_client(peers["store"], self.name, self.config.dataplane)
-        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, self.folder.weights, number)
+        weights_dir = build.weights_dir(self.config, self.folder.root.name)
+        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, weights_dir, number)
 
     async def rendezvous(self, host: str) -> str:
         """Rank 0: an address at which all ranks meet."""
@@ -38,4 +39,5 @@ class LearnerActor(Host):
         await self._closed.wait()
 
     async def close(self) -> None:
+        self.threaded.close()
         self._closed.set()

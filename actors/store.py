@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from actors.host import Host
@@ -16,18 +17,19 @@ class StoreActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         self._closed = asyncio.Event()
-        self.index = StoreIndex(self.folder.root.name, self.config.dataplane)
+        shm_dir, run_id = Path(self.config.dataplane.shm_dir), self.folder.root.name
+        self.index = StoreIndex(shm_dir, run_id, self.config.dataplane, self.settings.driver_pid)
         self.serve(IndexCalls, self.index)
 
     async def work(self) -> None:
         await self._closed.wait()
 
     async def close(self) -> None:
-        await self.index.close()
+        self.index.close()
         self._closed.set()
 
 
 def store_client(handle: Any, writer: str, config: DataplaneConfig) -> Store:
     """The store as another actor uses it: index calls travel, bytes lie in shared memory. Called inside a running event loop."""
     index = client(handle, "store", IndexCalls, limit_s=config.put_timeout_s + 30)
-    return Store(index, writer=writer, config=config, loop=asyncio.get_running_loop())
+    return Store(index, writer=writer, folder=None, config=config, loop=asyncio.get_running_loop())

@@ -23,6 +23,7 @@ from actors.members import Member, create, names_of, settings_for
 from actors.remote import answer, client
 from actors.trainer import Progress
 from streamrl.config import Config
+from streamrl.dataplane import IndexCalls
 from streamrl.errors import ActorDied, RunFailed, StreamrlError, from_wire
 from streamrl.protocol.interfaces import BatchSource
 from streamrl.telemetry.run_folder import RunFolder
@@ -184,6 +185,7 @@ class Supervisor:
         limit_s = self.config.cluster.start_timeout_s
         trainer = self.members["trainer"]
         await trainer.call("detach", member.name, limit_s=limit_s)
+        await client(self.members["store"].handle, "store", IndexCalls, limit_s=limit_s).writer_gone(member.name)
         await client(self.members["replay"].handle, "replay", BatchSource, limit_s=limit_s).release_worker(member.name)
         await asyncio.to_thread(children.end_leftovers, self.folder.children / f"{member.name}.json")
         fresh = create(member.name, member.role, self.config, self._settings)

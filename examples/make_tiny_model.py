@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 MAX_A, MAX_B = 49, 9  # 500 sums: small enough for a model of this size to learn the rule and not only the table
 FORGOTTEN_CARRY = 0.6  # share of supervised answers without the carry; above one half, so that greedy decoding is wrong there
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
@@ -185,7 +187,7 @@ def main() -> None:
     folder = args.out / "model"
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)
+    (folder / "model.safetensors").chmod(0o644)  # written readable by its owner alone
     tokenizer.save_pretrained(folder)
     train_pairs, val_pairs = split_sums(args.seed)
     pq.write_table(rows_of(random.Random(args.seed + 2).choices(train_pairs, k=NUM_TRAIN_ROWS), "train"), args.out / "train.parquet")

@@ -1,32 +1,32 @@
 """The exception tree. Every error is picklable, is also the stdlib error a caller would expect, and reads: rule, what we got, what to do.
 
-    StreamrlError
-    ├── UsageError (ValueError)             the user's mistake before a run starts: exit code 2, no traceback
-    │   ├── ConfigError                     a key, type or rule of the configuration; the message carries the path ($.actor.optim.lr)
-    │   ├── DataError                       a data file or a row of it
-    │   ├── EngineNotInstalled (ImportError)
-    │   └── ClusterTooSmall (RuntimeError)
-    ├── ProtocolError (ValueError, AssertionError)   a broken invariant of the data protocol or of a state machine
-    │   ├── StaleWrite                      a write of an old attempt, or to a group that has ended
-    │   ├── LeaseExpired                    a commit of a lease that is no longer held
-    │   ├── MissingKey (KeyError)           a key the store does not hold
-    │   ├── MissingField (KeyError)         a column that some of the asked rows do not have
-    │   ├── NotReady                        rows with tags but no data yet
-    │   ├── DtypeClash (TypeError)          a value of another dtype than its column
-    │   ├── RowOutOfRange (IndexError)      a row number outside the batch
-    │   └── WrongType (TypeError)           an argument of a type that the operation does not take
-    ├── WaitTimeout (TimeoutError)          a named wait ran past its deadline
-    │   └── TakeTimeout                     no batch could be formed in time; carries counts and what blocks
-    ├── StoreFull (MemoryError)             shared memory or the byte budget is used up
-    ├── EngineError (RuntimeError)          the generation engine failed
-    ├── WeightMismatch (RuntimeError)       an engine holds other weights than the manifest says; names the tensor
-    ├── RewardError (RuntimeError)          a reward function failed, timed out or gave a non-finite score
-    ├── SessionFailed (RuntimeError)        a session ended without a row; carries the reason
-    ├── BreakerOpen (RuntimeError)          too many groups in a row failed for the same reason
-    ├── CheckpointError (RuntimeError)
-    ├── ActorDied (RuntimeError)            a process of the run ended; names it
-    ├── RunFailed (RuntimeError)            the run cannot go on; the message is the one clear line for the user
-    └── Closed (RuntimeError)               the other side has shut down in order
+StreamrlError
+├── UsageError (ValueError)             the user's mistake before a run starts: exit code 2, no traceback
+│   ├── ConfigError                     a key, type or rule of the configuration; the message carries the path ($.actor.optim.lr)
+│   ├── DataError                       a data file or a row of it
+│   ├── EngineNotInstalled (ImportError)
+│   └── ClusterTooSmall (RuntimeError)
+├── ProtocolError (ValueError, AssertionError)   a broken invariant of the data protocol or of a state machine
+│   ├── StaleWrite                      a write of an old attempt, or to a group that has ended
+│   ├── LeaseExpired                    a commit of a lease that is no longer held
+│   ├── MissingKey (KeyError)           a key the store does not hold
+│   ├── MissingField (KeyError)         a column that some of the asked rows do not have
+│   ├── NotReady                        rows with tags but no data yet
+│   ├── DtypeClash (TypeError)          a value of another dtype than its column
+│   ├── RowOutOfRange (IndexError)      a row number outside the batch
+│   └── WrongType (TypeError)           an argument of a type that the operation does not take
+├── WaitTimeout (TimeoutError)          a named wait ran past its deadline
+│   └── TakeTimeout                     no batch could be formed in time; carries counts and what blocks
+├── StoreFull (MemoryError)             shared memory or the byte budget is used up
+├── EngineError (RuntimeError)          the generation engine failed
+├── WeightMismatch (RuntimeError)       an engine holds other weights than the manifest says; names the tensor
+├── RewardError (RuntimeError)          a reward function failed, timed out or gave a non-finite score
+├── SessionFailed (RuntimeError)        a session ended without a row; carries the reason
+├── BreakerOpen (RuntimeError)          too many groups in a row failed for the same reason
+├── CheckpointError (RuntimeError)
+├── ActorDied (RuntimeError)            a process of the run ended; names it
+├── RunFailed (RuntimeError)            the run cannot go on; the message is the one clear line for the user
+└── Closed (RuntimeError)               the other side has shut down in order
 """
 
 from __future__ import annotations

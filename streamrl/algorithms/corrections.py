@@ -74,8 +74,6 @@ def weight_metrics(raw: Tensor, weights: Tensor, mask: Tensor) -> dict[str, floa
         "rollout_corr/is_max": masked(raw, mask).max().item(),
         "rollout_corr/ess_ratio": float(ess),
         "rollout_corr/truncated_ratio": masked_mean((weights != raw).float(), mask).item(),
-        "rollout_corr/rejected_token_ratio": 0.0,
-        "rollout_corr/rejected_seq_ratio": 0.0,
     }
 
 

@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 from streamrl.config.data import DataConfig
 from streamrl.data.files import Row, read_rows
-from streamrl.data.rows import ChatTokenizer, agent_row, subsample, without_overlong
+from streamrl.data.rows import agent_row, subsample, without_overlong
+from streamrl.protocol.chat import ChatTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,16 +15,11 @@ import numpy as np
 from streamrl.config.data import DataConfig
 from streamrl.data.files import Row, limited
 from streamrl.errors import DataError
+from streamrl.protocol.chat import ChatTokenizer, prompt_ids
 
 MAX_UNMEASURABLE = 0.01  # share of rows whose template may fail before the data set counts as broken
 
 log = logging.getLogger(__name__)
-
-
-class ChatTokenizer(Protocol):
-    """What the filter needs of a tokenizer."""
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
 
 
 def agent_row(row: Row, data: DataConfig) -> Row:
@@ -74,7 +69,7 @@ def without_overlong(rows: list[Row], data: DataConfig, tokenizer: ChatTokenizer
     failures: list[Exception] = []
     for row in rows:
         try:
-            length = prompt_length(row, data, tokenizer)
+            length = len(prompt_ids(tokenizer, row[data.prompt_key], data.apply_chat_template_kwargs))
         except Exception as error:  # templates are user code and raise anything
             failures.append(error)
             continue
@@ -90,9 +85,3 @@ def without_overlong(rows: list[Row], data: DataConfig, tokenizer: ChatTokenizer
         raise DataError(f"some prompts must fit data.max_prompt_length={data.max_prompt_length} tokens, got none of {len(rows)}; raise the limit")
     log.info("overlong filter: %d rows before, %d after, %d too long, %d could not be measured", len(rows), len(kept), too_long, len(failures))
     return kept
-
-
-def prompt_length(row: Row, data: DataConfig, tokenizer: ChatTokenizer) -> int:
-    """Tokens of the prompt as it will be sent."""
-    ids = tokenizer.apply_chat_template(row[data.prompt_key], add_generation_prompt=True, tokenize=True, return_dict=False, **data.apply_chat_template_kwargs)
-    return len(ids)

@@ -12,8 +12,9 @@ from typing import Any
 from streamrl.config.data import DataConfig
 from streamrl.data.files import Row, read_rows
 from streamrl.data.order import epoch_order
-from streamrl.data.rows import ChatTokenizer, subsample, wire_row, without_overlong
+from streamrl.data.rows import subsample, wire_row, without_overlong
 from streamrl.errors import CheckpointError, ConfigError
+from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.keys import prompt_uid
 from streamrl.protocol.trajectory import Prompt
 
@@ -36,8 +37,7 @@ class PromptStream:
         self._position = 0
         self._order = self._order_of(0)
 
-    @property
-    def num_prompts(self) -> int:
+    async def num_prompts(self) -> int:
         """Rows of one epoch."""
         return len(self._rows)
 
@@ -67,6 +67,8 @@ class PromptStream:
             details = ", ".join(f"{name}: saved {saved}, now {mine}" for name, (saved, mine) in differing.items())
             raise CheckpointError(f"a data cursor is restored onto the same rows, seed and order, got {details}; resume with the data of the saved run")
         self._epoch, self._position = state["epoch"], state["position"]
+        if self._position >= len(self._rows):
+            self._epoch, self._position = self._epoch + 1, 0
         self._order = self._order_of(self._epoch)
 
     def _identity(self) -> dict[str, Any]:

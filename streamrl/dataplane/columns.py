@@ -14,36 +14,38 @@ Values are never cast. Torch is touched only when a tensor is given or asked for
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from streamrl.dataplane.objects import decode_object, encode_object
 from streamrl.errors import DtypeClash, ProtocolError
-from streamrl.protocol.fields import OBJECT, TRAJECTORY_FIELDS, ColumnSpec
+from streamrl.protocol.fields import OBJECT, TRAJECTORY_FIELDS, ColumnSpec, Kind
 from streamrl.protocol.segments import LocatedColumn
 
 # Tensor dtypes that NumPy lacks, with the NumPy dtype that carries their bytes.
-RAW_DTYPES = {"bfloat16": np.dtype(np.uint16), "float8_e4m3fn": np.dtype(np.uint8), "float8_e5m2": np.dtype(np.uint8)}
+RAW_DTYPES: dict[str, np.dtype] = {"bfloat16": np.dtype(np.uint16), "float8_e4m3fn": np.dtype(np.uint8), "float8_e5m2": np.dtype(np.uint8)}
 _DTYPES = frozenset("bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split())
 
 
 class EncodedColumn:
-    """A column ready to be copied into a segment: ``chunks`` are byte arrays whose concatenation is the rows back to back."""
+    """A column ready to be copied into a segment: ``chunks`` are 1-D arrays of one dtype whose concatenation is the rows back to back."""
 
     __slots__ = ("chunks", "lengths", "name", "num_bytes", "spec")
 
     def __init__(self, name: str, spec: ColumnSpec, lengths: list[int], chunks: list[np.ndarray]) -> None:
         self.name, self.spec, self.lengths, self.chunks = name, spec, lengths, chunks
-        self.num_bytes = sum(chunk.size for chunk in chunks)
+        self.num_bytes = sum(chunk.nbytes for chunk in chunks)
 
 
 def storage_dtype(name: str) -> np.dtype:
     """The NumPy dtype that carries a column's bytes."""
-    return RAW_DTYPES.get(name) or np.dtype(name)
+    return RAW_DTYPES[name] if name in RAW_DTYPES else np.dtype(name)
 
 
 def unit_bytes(spec: ColumnSpec) -> int:
@@ -81,10 +83,10 @@ def _items(fields: Any, num_rows: int) -> Iterable[tuple[str, Any]]:
     if tensordict is not None and tensordict.is_tensor_collection(fields):
         if list(fields.batch_size) != [num_rows]:
             raise ProtocolError(f"a TensorDict of a put has batch size [{num_rows}] (one row per key), got {list(fields.batch_size)}; set batch_size=[B]")
-        return [(name, _unwrap(tensordict, fields.get(name), num_rows)) for name in fields.keys()]  # noqa: SIM118 (a TensorDict iterates over rows)
+        return [(name, _unwrap(tensordict, fields.get(name), num_rows)) for name in fields.keys()]
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"fields are a TensorDict or a dict of columns, got {type(fields).__name__}; pass name -> values")
-    return fields.items()
+    return [(name, values if tensordict is None else _unwrap(tensordict, values, num_rows)) for name, values in fields.items()]
 
 
 def _unwrap(tensordict: Any, value: Any, num_rows: int) -> Any:
@@ -111,7 +113,8 @@ def _bytes_of(name: str, value: Any) -> tuple[str, np.ndarray]:
             value = value.reshape(-1).view(getattr(torch, RAW_DTYPES[dtype].name)).reshape(shape)
         array = value.numpy()
     else:
-        array, dtype = np.asarray(value), np.asarray(value).dtype.name
+        array = np.asarray(value)
+        dtype = _dtype_name(array.dtype)
     if dtype not in _DTYPES and dtype not in RAW_DTYPES:
         raise DtypeClash(f"columns hold numbers or objects, got dtype {dtype} for {name!r}; pass text and other values as a list")
     if not array.dtype.isnative:
@@ -119,8 +122,9 @@ def _bytes_of(name: str, value: Any) -> tuple[str, np.ndarray]:
     return dtype, np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _raw(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+@functools.lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype) -> str:
+    return dtype.name
 
 
 def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
@@ -130,9 +134,9 @@ def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
     declared = TRAJECTORY_FIELDS.get(name)
     if declared is not None and declared.kind == "ragged":
         return _ragged(name, dtype, list(rows), rows.ndim - 2)
-    kind = "scalar" if rows.ndim == 1 else "dense"
+    kind: Kind = "scalar" if rows.ndim == 1 else "dense"
     spec = _declared(name, ColumnSpec(dtype, kind, None, tuple(rows.shape[1:])))
-    return EncodedColumn(name, spec, [0] * len(rows), [_raw(rows)])
+    return EncodedColumn(name, spec, [0] * len(rows), [rows.reshape(-1)])
 
 
 def _from_nested(name: str, nested: Any) -> EncodedColumn:
@@ -144,14 +148,17 @@ def _from_nested(name: str, nested: Any) -> EncodedColumn:
         dtype, values = _bytes_of(name, nested.values())
         offsets = nested.offsets().tolist()
         spec = _declared(name, ColumnSpec(dtype, "ragged", 0, tuple(values.shape[1:])))
-        lengths = [end - begin for begin, end in zip(offsets, offsets[1:], strict=False)]
-        return EncodedColumn(name, spec, lengths, [_raw(values[offsets[0] : offsets[-1]])])
+        lengths = [end - begin for begin, end in itertools.pairwise(offsets)]
+        return EncodedColumn(name, spec, lengths, [values[offsets[0] : offsets[-1]].reshape(-1)])
     pairs = [_bytes_of(name, row) for row in nested.unbind()]
     return _ragged(name, pairs[0][0], [row for _, row in pairs], axis)
 
 
 def _from_list(name: str, values: list) -> EncodedColumn:
     declared = TRAJECTORY_FIELDS.get(name)
+    if _are_plain_rows(values):
+        dtype, _ = _bytes_of(name, values[0])
+        return EncodedColumn(name, _declared(name, ColumnSpec(dtype, "ragged", 0)), [row.size for row in values], values)
     if values and all(_is_tensor(v) or isinstance(v, np.generic) or (isinstance(v, np.ndarray) and v.dtype != object) for v in values):
         pairs = [_bytes_of(name, value) for value in values]
         dtypes = sorted({dtype for dtype, _ in pairs})
@@ -165,9 +172,19 @@ def _from_list(name: str, values: list) -> EncodedColumn:
     if declared is not None and declared.kind == "scalar":
         return _from_batch(name, declared.dtype, _python_numbers(name, declared.dtype, values))
     if declared is not None:
-        raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype}, got {sorted({type(v).__name__ for v in values})}; pass arrays or a nested tensor")
+        raise DtypeClash(
+            f"column {name!r} is {declared.kind} {declared.dtype}, got {sorted({type(v).__name__ for v in values})}; pass arrays or a nested tensor"
+        )
     encoded = [encode_object(value, f"{name}[{place}]") for place, value in enumerate(values)]
     return EncodedColumn(name, OBJECT, [len(data) for data in encoded], [np.frombuffer(data, np.uint8) for data in encoded])
+
+
+def _are_plain_rows(values: list) -> bool:
+    """1-D arrays of one dtype, the common case of a ragged column: written from where they are."""
+    first = values[0] if values else None
+    if type(first) is not np.ndarray or first.dtype == object:
+        return False
+    return all(type(row) is np.ndarray and row.ndim == 1 and row.dtype == first.dtype for row in values)
 
 
 def _python_numbers(name: str, dtype: str, values: list) -> np.ndarray:
@@ -185,13 +202,15 @@ def _ragged(name: str, dtype: str, rows: list[np.ndarray], axis: int) -> Encoded
     if len(inner) > 1:
         raise ProtocolError(f"rows of a ragged column differ in axis {axis} only, got other axes {sorted(inner)} for {name!r}; pad or reshape the rows first")
     spec = _declared(name, ColumnSpec(dtype, "ragged", axis, inner.pop()))
-    return EncodedColumn(name, spec, [row.shape[axis] for row in rows], [_raw(np.ascontiguousarray(row)) for row in rows])
+    return EncodedColumn(name, spec, [row.shape[axis] for row in rows], [np.ascontiguousarray(row).reshape(-1) for row in rows])
 
 
 def _declared(name: str, spec: ColumnSpec) -> ColumnSpec:
     """``spec`` itself when it agrees with the schema of known fields (inner axes are free: position ids may be [C, L])."""
     declared = TRAJECTORY_FIELDS.get(name)
-    if declared is not None and (spec.dtype != declared.dtype or spec.kind != declared.kind or (spec.kind == "ragged" and spec.ragged_dim != len(spec.inner_shape))):
+    if declared is not None and (
+        spec.dtype != declared.dtype or spec.kind != declared.kind or (spec.kind == "ragged" and spec.ragged_dim != len(spec.inner_shape))
+    ):
         raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype} with the last axis free, got {describe_spec(spec)}; values are never cast")
     return spec
 
@@ -259,7 +278,7 @@ def _split(column: LocatedColumn, data: np.ndarray) -> list[np.ndarray]:
 
 
 def _objects(column: LocatedColumn, data: np.ndarray) -> list[Any]:
-    view, place, values = memoryview(data), 0, []
+    view, place, values = data.data, 0, []
     for length in column.lengths:
         values.append(decode_object(view[place : place + length]) if length else None)
         place += length
@@ -277,8 +296,3 @@ def one_row(fields: Any) -> Any:
     if nested:
         raise ProtocolError(f"a row's value is one tensor, got nested tensors for {nested}; use kv_batch_put for several rows")
     return {name: value[None] if _is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object) else [value] for name, value in fields.items()}
-
-
-def total_bytes(columns: Sequence[EncodedColumn]) -> int:
-    """Sum of the columns' bytes, without alignment."""
-    return sum(column.num_bytes for column in columns)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from streamrl.config.rollout import DataplaneConfig
 from streamrl.errors import MissingKey
 from streamrl.protocol.segments import ABSENT, SegmentRef
 
@@ -21,6 +23,15 @@ ALIGN_BYTES = 64  # start of a column: a cache line
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"strlseg1"
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+PAGE_BYTES = 4096
+MIN_SEGMENTS = 16  # a segment is at most this share of the capacity, so that several writers can have one each
+
+Run = tuple[int, int, int]  # segment, offset, bytes
+
+
+def standard_bytes(config: DataplaneConfig) -> int:
+    """Size of the segments that are recycled; larger puts get a file of their own."""
+    return max(PAGE_BYTES, min(config.segment_bytes, config.capacity_bytes // MIN_SEGMENTS) // PAGE_BYTES * PAGE_BYTES)
 
 
 def align(offset: int) -> int:
@@ -82,48 +93,57 @@ class SegmentWriter:
         return start
 
     def write(self, offset: int, chunks: list[np.ndarray]) -> None:
-        """Copy byte arrays one behind the other."""
-        for chunk in chunks:
-            self._bytes[offset : offset + chunk.size] = chunk
-            offset += chunk.size
+        """Copy 1-D arrays of one dtype one behind the other."""
+        size = sum(chunk.nbytes for chunk in chunks)
+        if size:
+            np.concatenate(chunks, out=self._bytes[offset : offset + size].view(chunks[0].dtype))
 
 
 class SegmentReader:
-    """Maps segments of a folder and copies runs out of them; no view of a segment leaves it. Mappings of unlinked files are let go."""
+    """Maps segments of a folder and copies runs out of them; no view of a segment leaves this package. Mappings of unlinked files are let go."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, np.ndarray] = {}
 
-    def gather(self, runs: list[tuple[int, int, int]], segments: dict[int, SegmentRef], out: np.ndarray) -> None:
-        """Fill the byte array ``out`` with the runs. Check the generations with :meth:`check` before and after."""
-        place = 0
-        for segment_id, offset, size in runs:
-            if segment_id == ABSENT:
-                out[place : place + size] = 0
-            else:
-                out[place : place + size] = self._maps[segments[segment_id].name][offset : offset + size]
-            place += size
-
-    def check(self, segments: list[SegmentRef]) -> None:
-        """MissingKey when a segment is gone or has been lent again since the index answered."""
-        for ref in segments:
-            view = self._maps.get(ref.name)
-            if view is None:
-                view = self._open(ref)
-            magic, generation = _HEADER.unpack_from(view)
-            if magic != _MAGIC or generation != ref.generation:
-                raise MissingKey(f"rows stay readable until they are cleared, got generation {generation} of segment {ref.name} instead of {ref.generation}; "
-                                 "the rows were cleared during the read")
+    def copy(self, columns: Sequence[Sequence[Run]], segments: Sequence[SegmentRef]) -> list[np.ndarray]:
+        """One byte array per column: its runs back to back. MissingKey when a segment was cleared or lent again before the copy was done."""
+        views = {ref.segment_id: self._view(ref) for ref in segments}
+        _verify(views, segments)
+        buffers = [_gather(runs, views) for runs in columns]
+        _verify(views, segments)
+        return buffers
 
     def release_unlinked(self) -> None:
         """Drop mappings whose file is gone, so that their memory returns."""
-        for name in [name for name in self._maps if not (self._folder / name).exists()]:
-            del self._maps[name]
+        for name in list(self._maps):
+            if not (self._folder / name).exists():
+                self._maps.pop(name, None)
 
-    def _open(self, ref: SegmentRef) -> np.ndarray:
-        try:
-            view = self._maps[ref.name] = _map(self._folder / ref.name, ref.size_bytes, writable=False)
-        except FileNotFoundError:
-            raise MissingKey(f"rows stay readable until they are cleared, got segment {ref.name} which is gone; the rows were cleared during the read") from None
+    def _view(self, ref: SegmentRef) -> np.ndarray:
+        view = self._maps.get(ref.name)
+        if view is None:
+            try:
+                view = self._maps[ref.name] = _map(self._folder / ref.name, ref.size_bytes, writable=False)
+            except FileNotFoundError:
+                raise _gone(f"segment {ref.name} which is removed") from None
         return view
+
+
+def _gather(runs: Sequence[Run], views: dict[int, np.ndarray]) -> np.ndarray:
+    out, place = np.empty(sum(run[2] for run in runs), np.uint8), 0
+    for segment_id, offset, size in runs:
+        out[place : place + size] = 0 if segment_id == ABSENT else views[segment_id][offset : offset + size]
+        place += size
+    return out
+
+
+def _verify(views: dict[int, np.ndarray], segments: Sequence[SegmentRef]) -> None:
+    for ref in segments:
+        magic, generation = _HEADER.unpack(views[ref.segment_id][: _HEADER.size].tobytes())
+        if magic != _MAGIC or generation != ref.generation:
+            raise _gone(f"generation {generation} of segment {ref.name} instead of {ref.generation}")
+
+
+def _gone(what: str) -> MissingKey:
+    return MissingKey(f"rows stay readable until they are cleared, got {what}; they were cleared during the read")

@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,6 +54,7 @@ class TransformersEngine:
         self.version = 0
         self._model_config, self._rollout, self._name = model, rollout, name
         self._max_model_len, self._seed, self._threads = max_model_len, seed, threads
+        self._manager: Any = None  # transformers' ContinuousBatchingManager, from start() on
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._control = asyncio.Lock()  # one update or score at a time; generation takes no lock
@@ -66,7 +67,7 @@ class TransformersEngine:
         await self._in_thread(self._load, self._rollout.timeouts.start_s, "start")
 
     def _load(self) -> None:
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(max(1, self._threads))
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             self._model_config.path,
             dtype=getattr(torch, self._rollout.dtype),
@@ -193,7 +194,7 @@ class TransformersEngine:
                 done = time.perf_counter()
             return done - paused, done - began
 
-    def _copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         try:
             with torch.no_grad():
                 for parameter, tensor in pairs:
@@ -210,9 +211,11 @@ class TransformersEngine:
 
     @torch.no_grad()
     def _score(self, token_ids: list[int]) -> list[float]:
-        """A plain forward, beside the loop: it reads weights only, and weights change only under the same lock."""
+        """A plain forward with the loop paused: a batch that runs on the same model meanwhile would switch off its causal mask
+        (``is_causal`` is an attribute of the shared attention modules)."""
         ids_1T = torch.tensor([token_ids], device=self._model.device)
-        logits_1TV = self._model(input_ids=ids_1T, use_cache=False).logits
+        with self._manager.pause():
+            logits_1TV = self._model(input_ids=ids_1T, use_cache=False).logits
         log_probs_TV = torch.log_softmax(logits_1TV[0, :-1].float(), dim=-1)
         return log_probs_TV.gather(-1, ids_1T[0, 1:, None]).squeeze(-1).tolist()
 
@@ -224,7 +227,7 @@ class TransformersEngine:
         if self._closed:
             return
         self._closed = True
-        if hasattr(self, "_manager"):
+        if self._manager is not None:
             await asyncio.to_thread(self._manager.stop, block=True, timeout=_STOP_S, hard_stop=True)
             await asyncio.sleep(0)  # the failures of the last requests are already queued on this event loop
         for job in list(self._jobs.values()):
@@ -240,6 +243,8 @@ class TransformersEngine:
     def _check_alive(self) -> None:
         if self._closed:
             raise Closed(f"engine {self._name} was stopped")
+        if self._manager is None:
+            raise EngineError(f"engine {self._name} must be started before it is used, got a call before start()")
         cause = self._broken or self._manager.background_thread_status.fatal_error
         if cause is not None:
             raise self._failure(cause)
@@ -258,7 +263,7 @@ def _guard_cache(manager: ContinuousBatchingManager) -> None:
         if not state.logit_processor_kwargs["job"].stale_cache:
             register(state, complete_blocks)
 
-    cache.mark_complete_blocks = mark_complete_blocks
+    cache.mark_complete_blocks = mark_complete_blocks  # type: ignore[method-assign]
 
 
 def _forget_prefixes(manager: ContinuousBatchingManager) -> None:

@@ -76,7 +76,7 @@ class RequestSampling(ContinuousBatchingLogitsProcessor):
         temperatures_B = [job.request.sampling.temperature or 1.0 for job in self._jobs]
         return torch.tensor(temperatures_B, dtype=torch.float32).view(torch.int32)
 
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         scores_BV = scores
         for row, job in enumerate(self._jobs):
             if job.request.sampling.repetition_penalty != 1.0:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from streamrl.engines import model_files
 from streamrl.engines.checks import check_request, check_successor, probe_gap, stop_reason
 from streamrl.engines.vllm_marks import REFUSED
 from streamrl.engines.vllm_processes import end_processes, pids_of
-from streamrl.engines.vllm_transfer import BACKEND
+from streamrl.engines.vllm_settings import engine_args, set_environment, vllm_sampling
 from streamrl.errors import Closed, EngineError, WaitTimeout, WeightMismatch
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
 from streamrl.protocol.weights import WeightManifest, WeightReport
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     import vllm
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_STOP_S = 10.0  # vLLM's own orderly shutdown; what is left after that is killed
+_STOP_S = 2.0  # vLLM's own shutdown, which often just waits; nothing in its processes is worth saving, so what is left is killed
 
 
 class _Run(msgspec.Struct):
@@ -72,44 +71,39 @@ class VllmEngine:
             async with asyncio.timeout(limit_s):
                 self._eos_ids = await asyncio.to_thread(model_files.eos_ids, self._model)
                 self._tensors = await asyncio.to_thread(model_files.tensors_of_folder, self._model)
-                self._llm = await asyncio.to_thread(self._build)
-                self._pids = pids_of(self._llm)
-                await self._llm.update_weight_version(str(self.version))
+                llm = await asyncio.to_thread(self._build)
+                self._pids = pids_of(llm)
+                await llm.update_weight_version(str(self.version))
+                await self._warm_up()
         except TimeoutError as error:
             raise WaitTimeout(f"engine {self._name} must start within rollout.timeouts.start_s={limit_s:g}, got no answer from vLLM") from error
         self._open.set()
 
+    async def _warm_up(self) -> None:
+        """vLLM compiles parts of its sampler at the first request of a kind, for seconds: let that be part of the start."""
+        llm = self._alive()
+        from vllm.inputs.engine import tokens_input
+
+        for temperature in (1.0, 0.0):
+            sampling = vllm_sampling(SamplingParams(max_tokens=2, temperature=temperature, seed=0), self._eos_ids)
+            async for _ in llm.generate(tokens_input([0], cache_salt="warm-up"), sampling, f"warm-up#{next(self._numbers)}"):
+                pass
+
     def _build(self) -> AsyncLLM:
+        """Keeps what it builds, so that ``stop`` finds it even when ``start`` has timed out."""
         import torch
 
         on_cpu = not torch.cuda.is_available()
-        _set_environment(self._rollout, self._threads, on_cpu)
-        from vllm.config.weight_transfer import WeightTransferConfig
-        from vllm.engine.arg_utils import AsyncEngineArgs
+        set_environment(self._rollout, self._threads, on_cpu)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        options = self._rollout.vllm
-        arguments: dict[str, Any] = {
-            "model": self._model.path,
-            "trust_remote_code": self._model.trust_remote_code,
-            "skip_tokenizer_init": True,
-            "dtype": self._rollout.dtype,
-            "max_model_len": self._max_model_len,
-            "max_num_seqs": options.max_num_seqs,
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "enforce_eager": options.enforce_eager or on_cpu,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "seed": self._seed,
-            "disable_log_stats": True,
-            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        }
-        if not on_cpu:
-            arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments | options.engine_kwargs))
+        arguments = engine_args(self._model, self._rollout, self._max_model_len, self._seed, on_cpu)
+        self._llm = AsyncLLM.from_engine_args(arguments)
+        return self._llm
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """EngineError with the cause when vLLM fails; WaitTimeout after ``rollout.timeouts.generate_s``."""
+        self._alive()
         check_request(request, self._max_model_len)
         limit_s = self._rollout.timeouts.generate_s
         try:
@@ -133,7 +127,7 @@ class VllmEngine:
         prompt = tokens_input(list(request.prompt_ids), cache_salt=f"v{self.version}")
         last: vllm.RequestOutput | None = None
         try:
-            async for output in llm.generate(prompt, _sampling(request.sampling, self._eos_ids), engine_id):
+            async for output in llm.generate(prompt, vllm_sampling(request.sampling, self._eos_ids), engine_id):
                 last = output
         except asyncio.CancelledError:
             raise
@@ -152,7 +146,7 @@ class VllmEngine:
         if sampling.temperature == 0.0:
             log_probs = [0.0] * len(token_ids)
         else:
-            log_probs = [place[token].logprob for token, place in zip(token_ids, answer.logprobs or [], strict=True)]
+            log_probs = [place[token].logprob for token, place in zip(token_ids, list[Any](answer.logprobs or []), strict=True)]
         versions = [int(span.version) for span in answer.weight_versions or [] for _ in range(span.start, span.end)]
         if len(versions) != len(token_ids):
             raise self._failure(f"{len(versions)} version labels for {len(token_ids)} tokens")
@@ -164,7 +158,7 @@ class VllmEngine:
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         """End running requests; vLLM knows them by the id of one submission, callers by the id of the session."""
-        found = [engine_id for engine_id, run in self._runs.items() if request_ids is None or run.request_id in request_ids]
+        found = [engine_id for engine_id, run in self._runs.items() if not run.aborted and (request_ids is None or run.request_id in request_ids)]
         for engine_id in found:
             self._runs[engine_id].aborted = True
         if found:
@@ -282,6 +276,7 @@ class VllmEngine:
             pids = sorted({*self._pids, *pids_of(self._llm)})
             await asyncio.to_thread(self._llm.shutdown, _STOP_S)
             await asyncio.to_thread(end_processes, pids)
+            self._llm = None
 
     def _alive(self) -> AsyncLLM:
         if self._closed:
@@ -298,38 +293,6 @@ class VllmEngine:
         if isinstance(cause, BaseException):
             cause = f"{type(cause).__name__}: {cause.__cause__ or cause}"
         return EngineError(f"engine {self._name} must keep generating, got: {cause}; its rollout actor is restarted")
-
-
-def _set_environment(rollout: RolloutConfig, threads: int, on_cpu: bool) -> None:
-    """Defaults that vLLM reads from the environment; what the user has set stays. Spawned, not forked: this process has threads."""
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
-    if on_cpu:
-        defaults |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.cpu_kvcache_gib),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(threads),
-        }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _sampling(sampling: SamplingParams, eos_ids: frozenset[int]) -> vllm.SamplingParams:
-    """Ours in vLLM's words. One output at the end: a wake-up per token would cost more than a small model's forward."""
-    from vllm import SamplingParams as VllmSampling
-    from vllm.sampling_params import RequestOutputKind
-
-    return VllmSampling(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        stop_token_ids=sorted({*eos_ids, *sampling.stop_token_ids}),
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def _num_tokens(llm: AsyncLLM, engine_id: str) -> int:

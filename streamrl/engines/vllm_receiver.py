@@ -8,6 +8,7 @@ Doesn't pause anything: whoever calls has paused generation. Doesn't compare nam
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,8 @@ class SnapshotReceiver(WeightTransferEngine[SnapshotInit, SnapshotUpdate]):
             raise WeightMismatch(REFUSED + str(error)) from error
         expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(read_tensors(manifest, verify=False))
+        load: Callable[..., set[str] | None] = self.model.load_weights  # type: ignore[assignment]
+        loaded = load(read_tensors(manifest, verify=False))
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied(self.model)
         missing = sorted(expected - set(loaded)) if loaded is not None else []
@@ -78,12 +80,12 @@ class SnapshotReceiver(WeightTransferEngine[SnapshotInit, SnapshotUpdate]):
 
 def _repack_tied(model: torch.nn.Module) -> None:
     """A tied output head is given no tensor of its own, so layer-wise reload leaves its packed copy (CPU) at the old weights: pack it again."""
-    owners: dict[int, list[torch.nn.Module]] = defaultdict(list)
+    owners: dict[int, list[tuple[UnquantizedEmbeddingMethod, torch.nn.Module]]] = defaultdict(list)
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(getattr(module, "quant_method", None), UnquantizedEmbeddingMethod) and isinstance(weight, torch.Tensor):
-            owners[weight.data_ptr()].append(module)
+        method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
+        if isinstance(method, UnquantizedEmbeddingMethod) and isinstance(weight, torch.Tensor):
+            owners[weight.data_ptr()].append((method, module))
     for modules in owners.values():
         if len(modules) > 1:
-            for module in modules:
-                module.quant_method.process_weights_after_loading(module)
+            for method, module in modules:
+                method.process_weights_after_loading(module)

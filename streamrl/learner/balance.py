@@ -15,7 +15,7 @@ LINEAR = 24576
 Parts = list[list[int]]
 
 _PADDING_SHARE = 0.04  # a micro-batch is closed rather than padded beyond this
-_MIN_TOKENS = 1024  # below this, starting a pass costs more than the padding it saves
+_MIN_TOKENS = 2048  # below this, starting a pass costs more than the padding it saves
 
 
 def workload(length: int, linear: int = LINEAR) -> int:

@@ -48,7 +48,8 @@ def judge(
     parsed = [TrajectoryKey.parse(key) for key in keys]
     columns = {"session_ids": [key.session_id for key in parsed], "output_index": [key.index for key in parsed]}
     uids = [key.uid for key in parsed]
-    weights, accept, metrics = None, None, {}
+    weights, accept = None, None
+    metrics: dict[str, float] = {}
     if rollout_log_probs is not None:
         weights, accept, metrics = rollout_correction(old_log_probs, rollout_log_probs, response_mask, config.rollout_correction)
         metrics |= rollout_probs_diff(old_log_probs, rollout_log_probs, response_mask)

@@ -130,7 +130,7 @@ class LearnerRank:
             self._algorithm,
         )
         names = ("token_level_rewards", "advantages", "returns", "loss_mask", "rollout_is_weights")
-        written = {name: _unpadded(value, mask.lengths()) for name in names if (value := getattr(judged, name)) is not None}
+        written = {name: _unpadded(value, mask.lengths().tolist()) for name in names if (value := getattr(judged, name)) is not None}
         self._store.kv_batch_put(batch.keys, batch.partition_id, fields=written)
         judged.report.metrics.update(_length_metrics(batch))
         return judged.report
@@ -161,8 +161,8 @@ class LearnerRank:
         self.updates.progress = checkpoint.load(self.engine, Path(folder))
 
     def _rows(self, meta: KVBatchMeta, fields: Sequence[str]) -> Rows:
-        if not len(meta):  # fewer rows than ranks: this rank runs on padding rows
-            return Rows([], Column(torch.zeros(0, dtype=torch.long), [0]), {name: Column(torch.zeros(0), [0]) for name in fields})
+        if not len(meta):
+            return Rows.none(fields)
         return Rows.of(meta.keys, self._get(meta, ["input_ids", *fields]), fields)
 
     def _get(self, meta: KVBatchMeta, fields: list[str]) -> TensorDict:

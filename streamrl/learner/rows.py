@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from streamrl.errors import ProtocolError
 
@@ -25,27 +23,39 @@ class Column:
     """A ragged column: row i is ``values[offsets[i] : offsets[i + 1]]``."""
 
     values: Tensor
-    offsets: list[int]
+    offsets: Tensor
 
     @classmethod
     def of(cls, nested: Tensor) -> Column:
         """From a jagged tensor [B, j] (or a dense one, whose rows have one length)."""
         if nested.is_nested:
-            return cls(nested.values(), nested.offsets().tolist())
-        return cls(nested.reshape(-1), [i * nested.shape[1] for i in range(nested.shape[0] + 1)])
+            return cls(nested.values(), nested.offsets().long())
+        return cls(nested.reshape(-1), torch.arange(nested.shape[0] + 1) * nested.shape[1])
+
+    @classmethod
+    def empty(cls, dtype: torch.dtype) -> Column:
+        return cls(torch.zeros(0, dtype=dtype), torch.zeros(1, dtype=torch.long))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, i: int) -> Tensor:
-        return self.values[self.offsets[i] : self.offsets[i + 1]]
+    def lengths(self) -> Tensor:
+        return self.offsets.diff()
 
-    def lengths(self) -> list[int]:
-        return [high - low for low, high in pairwise(self.offsets)]
+    def positive(self) -> Tensor:
+        """How many values of each row are above 0."""
+        before = torch.zeros(len(self.values) + 1, dtype=torch.long)
+        torch.cumsum(self.values > 0, 0, out=before[1:])
+        return before[self.offsets].diff()
 
-    def padded(self, rows: Sequence[int] | None = None) -> Tensor:
+    def padded(self, rows: Tensor | None = None) -> Tensor:
         """Right-padded with 0 to the longest of ``rows`` (None: all)."""
-        return pad_sequence([self.row(i) for i in (range(len(self)) if rows is None else rows)], batch_first=True)
+        starts, lengths = (self.offsets[:-1], self.lengths()) if rows is None else (self.offsets[rows], self.lengths()[rows])
+        places = torch.arange(int(lengths.max()))
+        inside = places < lengths[:, None]
+        out = torch.zeros(inside.shape, dtype=self.values.dtype)
+        out[inside] = self.values[(starts[:, None] + places)[inside]]
+        return out
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ class Rows:
     def of(cls, keys: list[str], columns: TensorDict, response_fields: Sequence[str]) -> Rows:
         rows = cls(list(keys), Column.of(columns["input_ids"]), {name: Column.of(columns[name]) for name in response_fields})
         for name, column in rows.columns.items():
-            wrong = [key for key, total, size in zip(keys, rows.ids.lengths(), column.lengths(), strict=True) if not 0 < size < total]
+            sizes = column.lengths()
+            wrong = [keys[i] for i in torch.nonzero((sizes < 1) | (sizes >= rows.ids.lengths())).flatten().tolist()]
             if wrong:
                 raise ProtocolError(f"a row has a prompt and a response, got {name} as long as input_ids or empty in {wrong[:3]}; write whole rows")
         return rows
@@ -68,17 +79,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def lengths(self) -> list[int]:
-        return self.ids.lengths()
+    @classmethod
+    def none(cls, response_fields: Sequence[str]) -> Rows:
+        """The share of a rank when there are fewer rows than ranks; it runs on padding rows."""
+        return cls([], Column.empty(torch.long), {name: Column.empty(torch.float32) for name in response_fields})
 
     def micro_batch(self, rows: Sequence[int], mask_field: str) -> MicroBatch:
         """The padded micro-batch of these rows whose selected tokens are those with ``mask_field`` on; no rows: one padding row."""
         if not rows:
             return padding_micro_batch(list(self.columns))
-        mask = self.columns[mask_field]
-        prompt_lengths = torch.tensor([len(self.ids.row(i)) - len(mask.row(i)) for i in rows])
-        padded = {name: column.padded(rows) for name, column in self.columns.items()}
-        return MicroBatch(self.ids.padded(rows), prompt_lengths, padded, _selection(padded[mask_field]))
+        index = torch.tensor(rows)
+        prompt_lengths_B = (self.ids.lengths() - self.columns[mask_field].lengths())[index]
+        padded = {name: column.padded(index) for name, column in self.columns.items()}
+        return MicroBatch(self.ids.padded(index), prompt_lengths_B, padded, _selection(padded[mask_field]))
 
 
 @dataclass(frozen=True)

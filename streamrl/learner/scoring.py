@@ -18,7 +18,7 @@ from streamrl.protocol.learn import StageReport
 
 def plan_passes(engine: PolicyEngine, rows: Rows, chosen: list[int], actor: ActorConfig) -> Parts:
     """Micro-batches of the rows ``chosen``; every rank gets the largest rank's number, empty ones where it has fewer."""
-    lengths = [rows.lengths()[i] for i in chosen] if len(chosen) < len(rows) else rows.lengths()
+    lengths = rows.ids.lengths()[torch.tensor(chosen, dtype=torch.long)].tolist()
     max_tokens = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None
     if max_tokens is not None:
         check_budget(lengths, max_tokens, [rows.keys[i] for i in chosen])
@@ -31,7 +31,7 @@ def plan_passes(engine: PolicyEngine, rows: Rows, chosen: list[int], actor: Acto
 @torch.no_grad()
 def score_rows(engine: PolicyEngine, rows: Rows, actor: ActorConfig) -> tuple[dict[str, list[Tensor]], StageReport]:
     """Columns ``old_log_probs`` and ``entropy`` (one float32 tensor per row, in the rows' order) and the stage's metrics over all ranks."""
-    sizes = rows.columns["response_mask"].lengths()
+    sizes = rows.columns["response_mask"].lengths().tolist()
     columns: dict[str, list[Tensor]] = {name: [torch.empty(0)] * len(rows) for name in ("old_log_probs", "entropy")}
     entropy_sum = tokens = 0.0
     for part in plan_passes(engine, rows, list(range(len(rows))), actor):

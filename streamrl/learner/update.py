@@ -82,10 +82,9 @@ class PolicyUpdate:
         return UpdateReport(sums.steps, skipped, metrics, int(sums.trained_tokens), int(sums.computed_tokens))
 
     def _optimizer_step(self, rows: Rows, mini_batch: list[int], rate: float, sums: _Sums) -> None:
-        mask = rows.columns["loss_mask"]
-        trainable = [(i, int((mask.row(i) > 0).sum())) for i in mini_batch]
-        chosen = [i for i, count in trainable if count]
-        tokens, sequences = self._engine.comm.sum([sum(count for _, count in trainable), len(chosen)])
+        trainable = rows.columns["loss_mask"].positive().tolist()
+        chosen = [i for i in mini_batch if trainable[i]]
+        tokens, sequences = self._engine.comm.sum([sum(trainable[i] for i in chosen), len(chosen)])
         if tokens == 0:
             self._skip("no row of the mini-batch has a trainable token")
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.config import Config
+from streamrl.dataplane.sweep import PREFIX
 from streamrl.pipeline.checkpoints import Checkpoints
 from streamrl.pipeline.loops import GroupWorker
 from streamrl.pipeline.waits import WaitTable
@@ -31,6 +32,11 @@ def run_seed(config: Config) -> int:
 def threads_of(configured: int, processes: int) -> int:
     """Torch threads of one process: as configured, or the machine's cores shared out evenly."""
     return configured or max(1, (os.cpu_count() or 1) // max(1, processes))
+
+
+def weights_dir(config: Config, run_id: str) -> Path:
+    """Where snapshots of the run lie: node-local shared memory, swept with the run's segments."""
+    return Path(config.dataplane.shm_dir) / f"{PREFIX}{run_id}-weights"
 
 
 def build_prompts(config: Config) -> PromptSource:

@@ -7,6 +7,7 @@ is restarted. Ends when the trainer ends; every other loop is then closed by the
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,8 +44,8 @@ class LocalPipeline:
     ) -> None:
         self.config = config
         self._loop = asyncio.get_running_loop()
-        self.index = StoreIndex(run_dir.name, config.dataplane)
-        self.store = Store(self.index, writer="local", config=config.dataplane, loop=self._loop)
+        self.index = StoreIndex(Path(config.dataplane.shm_dir), run_dir.name, config.dataplane, os.getpid())
+        self.store = Store(self.index, writer="local", folder=self.index.path, config=config.dataplane, loop=self._loop)
         self.replay = ReplayService(build.build_replay(config), clear=self.store.clear)
         self.prompts = build.build_prompts(config)
         self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", 0)
@@ -65,7 +66,8 @@ class LocalPipeline:
         finally:
             await asyncio.gather(*(engine.stop() for engine in self._engines))
             self._threaded.close()
-            await self.index.close()
+            await self.store.aclose()
+            self.index.close()
 
     async def _start(self) -> Trainer:
         await asyncio.gather(*(engine.start() for engine in self._engines))

@@ -157,15 +157,12 @@ async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: i
 
 
 async def _deliver(worker: GroupWorker, lease: GroupLease, session_id: int, rows: list[Trajectory]) -> None:
-    """Acknowledged means: bytes in the segment, columns in the index, then the push. The order is why no key without data is pushed."""
+    """Acknowledged means: bytes in the segment, columns in the index, then the push. The order is why no key without data is pushed.
+    The rows of a refused push are the replay buffer's to clear: it knows whether another attempt has written the same keys since."""
     tags = [trajectory_tag(row, lease.attempt, lease.seq_no, lease.global_steps) for row in rows]
     keys = [str(row.key) for row in rows]
     await worker.store.put_trajectories(rows, tags)
-    try:
-        await worker.replay.push(SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1])))
-    except StaleWrite:
-        await worker.store.clear(keys)
-        raise
+    await worker.replay.push(SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1])))
     for row in rows:
         worker.metrics.inc("streamrl_rollout_trajectories_total", env=_env(lease), outcome="truncated" if row.stop_reason == "length" else "completed")
         worker.metrics.inc("streamrl_rollout_tokens_total", len(row.prompt_ids), kind="prompt")

@@ -28,8 +28,8 @@ from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import TakenBatch
 from streamrl.protocol.interfaces import BatchSource, LearnerGroup
-from streamrl.protocol.learn import UpdateReport
 from streamrl.protocol.keys import TrajectoryKey
+from streamrl.protocol.learn import UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import WeightManifest
 from streamrl.telemetry.metrics import Metrics
@@ -209,9 +209,7 @@ class Trainer:
             with self.metrics.state("weight_sync"):
                 await task
 
-    async def _report(
-        self, batch: TakenBatch, meta: KVBatchMeta, lags: list[int], metrics: dict[str, float], update: UpdateReport, seconds: float
-    ) -> None:
+    async def _report(self, batch: TakenBatch, meta: KVBatchMeta, lags: list[int], metrics: dict[str, float], update: UpdateReport, seconds: float) -> None:
         stats = await self.replay.stats()
         record = self.totals.step(
             step=self.state.step,

@@ -120,10 +120,10 @@ class _Writer:
         return self._ext(_OBJECTS, [list(array.shape), [self.pack(item) for item in array.ravel()]])
 
     def _array(self, array: np.ndarray) -> list[Any]:
-        if array.dtype.kind not in _ARRAY_KINDS:
+        if array.dtype.kind not in _ARRAY_KINDS or not array.dtype.itemsize:
             raise ProtocolError(f"arrays hold numbers, strings or objects, got dtype {array.dtype}; split the fields into columns")
         flat = np.ascontiguousarray(array).reshape(-1)
-        return [array.dtype.str, list(array.shape), *self._buffer(flat.view(np.uint8) if flat.size and flat.dtype.itemsize else np.empty(0, np.uint8))]
+        return [array.dtype.str, list(array.shape), *self._buffer(flat.view(np.uint8) if flat.size else np.empty(0, np.uint8))]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         name = str(tensor.dtype).removeprefix("torch.")
@@ -190,7 +190,7 @@ class _Reader:
 
     def _array(self, dtype_name: str, shape: list[int], place: int, nbytes: int) -> np.ndarray:
         dtype = np.dtype(dtype_name)
-        if dtype.kind not in _ARRAY_KINDS:
+        if dtype.kind not in _ARRAY_KINDS or not dtype.itemsize:  # without a size, any number of items would need no bytes
             raise ProtocolError(f"arrays hold numbers or strings, got dtype {dtype_name!r}; the data is damaged")
         raw = self._bytes(_count(shape), dtype.itemsize, place, nbytes)
         return raw.view(dtype).reshape(shape) if nbytes else np.zeros(shape, dtype)

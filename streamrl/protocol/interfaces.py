@@ -140,13 +140,11 @@ class Replay(Admission, LeaseSource, BatchSource, Protocol):
 
 
 class TrajectoryStore(Protocol):
-    """The store as the loops see it: rows in, keys freed. Learner ranks read columns through ``streamrl.dataplane``."""
+    """The store as a rollout actor sees it: rows in. Learner ranks read columns, the replay buffer frees rows, through ``streamrl.dataplane``."""
 
     async def put_trajectories(self, rows: list[Trajectory], tags: list[dict[str, Any]]) -> None:
         """Write the rows of one session and their tags in one atomic put. StoreFull after the put deadline."""
         ...
-
-    async def clear(self, keys: list[str]) -> int: ...
 
 
 class SessionRunner(Protocol):

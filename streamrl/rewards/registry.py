@@ -36,7 +36,7 @@ def register_reward(name: str, *, inline: bool = False) -> Callable[[ScoreFuncti
 
     def register(function: ScoreFunction) -> ScoreFunction:
         present = _ENTRIES.get(name)
-        if present is not None and present.function is not function:
+        if present is not None and _origin(present.function) != _origin(function):
             raise ValueError(f"a data source has one score function, got a second one for {name!r}; choose another name")
         if "<locals>" in function.__qualname__ and not inline and not inspect.iscoroutinefunction(function):
             raise ValueError(
@@ -46,6 +46,11 @@ def register_reward(name: str, *, inline: bool = False) -> Callable[[ScoreFuncti
         return function
 
     return register
+
+
+def _origin(function: ScoreFunction) -> tuple[str | None, str]:
+    """Source file and name: a file that is loaded twice, as a module and as a custom file, registers the same function."""
+    return inspect.getsourcefile(function), function.__qualname__
 
 
 def find(source: str) -> Entry | None:

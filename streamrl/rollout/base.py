@@ -14,9 +14,9 @@ import msgspec
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig
 from streamrl.errors import ConfigError, ProtocolError
+from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.generate import SamplingParams
 from streamrl.protocol.interfaces import Clock, Generate
-from streamrl.rollout.chat import ChatTokenizer
 
 LOOP_KEYS = frozenset({"turn_scores", "tool_rewards"})  # in extra_fields of every output, so that all rows of a run have the same columns
 
@@ -87,14 +87,25 @@ def check_agent_names(names: Iterable[str]) -> None:
 
 
 def check_outputs(outputs: list[AgentLoopOutput], response_length: int) -> None:
-    """ProtocolError when a session's rows do not have one set of extra fields, exceed the budget or are not aligned where a row could not tell."""
+    """ProtocolError when a row is not aligned or over the budget, or the rows of a session differ in what they carry."""
     keys = {frozenset(output.extra_fields) for output in outputs}
-    if len(keys) > 1 or not keys <= {key | LOOP_KEYS for key in keys}:
+    if len(keys) > 1 or any(not LOOP_KEYS <= key for key in keys):
         raise ProtocolError(f"outputs of a session have the same extra_fields, {', '.join(sorted(LOOP_KEYS))} included, got {sorted(map(sorted, keys))}")
     if len({output.response_logprobs is None for output in outputs}) > 1:
         raise ProtocolError("log-probs are recorded in all outputs of a session or in none, got both; correct the agent loop")
     for output in outputs:
-        if len(output.response_ids) > response_length:
-            raise ProtocolError(f"a response has at most {response_length} tokens, got {len(output.response_ids)}; the agent loop must keep the budget")
-        if output.response_mask and not output.response_mask[-1]:
-            raise ProtocolError("the last response token is the model's, got an observation; the agent loop must not append what cannot be answered")
+        _check_tokens(output, response_length)
+
+
+def _check_tokens(output: AgentLoopOutput, response_length: int) -> None:
+    size = len(output.response_ids)
+    per_token = {"response_mask": output.response_mask, "rollout_versions": output.rollout_versions, "response_logprobs": output.response_logprobs}
+    wrong = {name: len(values) for name, values in per_token.items() if values is not None and len(values) != size}
+    if wrong:
+        raise ProtocolError(f"per-token lists have the length of response_ids ({size}), got {wrong}; the agent loop must keep them aligned")
+    if not output.prompt_ids or size > response_length:
+        raise ProtocolError(
+            f"a row has a prompt and at most {response_length} response tokens, got {len(output.prompt_ids)} and {size}; correct the agent loop"
+        )
+    if not output.response_mask[-1]:
+        raise ProtocolError("the last response token is the model's, got an observation; the agent loop must not append what cannot be answered")

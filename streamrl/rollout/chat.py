@@ -1,27 +1,16 @@
-"""Messages to prompt ids through the model's chat template, and the policy for prompts that are too long.
-
-This is the only place where a prompt's text becomes ids; what a model wrote is never encoded here or anywhere.
-"""
+"""The model's tokenizer, and the policy for prompts that are too long. What a model wrote is never encoded, here or anywhere."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Protocol
+from typing import Any
 
-from streamrl.config.data import DataConfig
 from streamrl.config.paths import resolve_model
 from streamrl.config.rollout import ModelConfig
 from streamrl.errors import ConfigError, DataError, SessionFailed
 
 log = logging.getLogger(__name__)
-
-
-class ChatTokenizer(Protocol):
-    """What a session needs of a tokenizer; Hugging Face tokenizers have it."""
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
@@ -40,14 +29,6 @@ def _load(path: str, trust_remote_code: bool) -> Any:
     if tokenizer.chat_template is None:
         raise ConfigError(f"$.model.path: a tokenizer with a chat template, got none in {path}; add a chat_template.jinja to that folder")
     return tokenizer
-
-
-def prompt_ids(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], data: DataConfig) -> list[int]:
-    """Ids of the conversation, templated once, with the generation prompt at the end."""
-    if not isinstance(messages, list):
-        raise DataError(f"a prompt is a list of messages, got {type(messages).__name__}; text that is rendered already must not be templated again")
-    kwargs = data.apply_chat_template_kwargs
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs))
 
 
 def fit_prompt(ids: list[int], limit: int, policy: str) -> list[int]:

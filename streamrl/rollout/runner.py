@@ -16,6 +16,7 @@ from typing import Any
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import AgentConfig, RolloutConfig
 from streamrl.errors import ConfigError, DataError, RewardError, SessionFailed, WaitTimeout
+from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import SamplingParams
@@ -25,7 +26,6 @@ from streamrl.protocol.keys import TrajectoryKey, request_seed
 from streamrl.protocol.trajectory import Trajectory
 from streamrl.rollout import single_turn  # noqa: F401  (registers the default loop)
 from streamrl.rollout.base import AgentLoopOutput, agent_loop, check_agent_names, check_outputs
-from streamrl.rollout.chat import ChatTokenizer
 from streamrl.rollout.generation import ResumingGenerate
 from streamrl.rollout.rewarding import RowScorer
 from streamrl.rollout.sampling import training_sampling, validation_sampling
@@ -64,10 +64,7 @@ class GroupSessionRunner:
         seed = request_seed(self._run_seed, lease.uid, session_id, retry)
         request_id = f"{lease.uid}-{lease.attempt}-{session_id}-{retry}"
         outputs, (reward, extra) = await self._session(lease.row, training_sampling(self._rollout, self._data, seed), request_id)
-        rows = [self._trajectory(lease, session_id, index, output, reward, extra) for index, output in enumerate(outputs)]
-        for row in rows:
-            row.check()
-        return rows
+        return [self._trajectory(lease, session_id, index, output, reward, extra) for index, output in enumerate(outputs)]
 
     async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
         """Scores in row order, NaN where the session failed: a failure is not a wrong answer, so it must not enter a mean."""

@@ -40,6 +40,18 @@ class WeightPublisher:
         """Names of the serving replicas."""
         return sorted(self._serving)
 
+    async def serving(self) -> list[Replica]:
+        """The serving replicas, by name; waits for one to join when there is none just now (a restart is under way)."""
+        if not self._serving:
+            self._joined.clear()
+            limit_s = self._config.publish_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._joined.wait()
+            except TimeoutError:
+                raise WaitTimeout(f"a replica must join within weights.publish_timeout_s={limit_s:g}, got none; see the rollout actors' logs") from None
+        return [self._serving[name] for name in self.replicas()]
+
     async def join(self, replica: Replica) -> None:
         """Bring ``replica`` to the newest version, then count it as serving. Takes the place of an earlier replica of the same name.
 

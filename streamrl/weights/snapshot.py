@@ -77,4 +77,4 @@ def _write_one(file: BinaryIO, name: str, tensor: torch.Tensor, dtype: torch.dty
 
 def _raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order."""
-    return memoryview(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)

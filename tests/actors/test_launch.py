@@ -35,7 +35,7 @@ def test_a_run_trains_validates_saves_and_leaves_nothing_behind(launch):
     job = launch(*SMALL, "trainer.save_freq=2")
     targets = job.until(lambda: len(found := json.loads((job.folder / "metrics" / "targets.json").read_text())) >= 7 and found)
     pages = {entry["labels"]["actor"]: urllib.request.urlopen(f"http://{entry['targets'][0]}/metrics").read().decode() for entry in targets}
-    health = job.until(lambda: all((job.health(a) for a in pages if a != "driver")) and json.loads((job.folder / "waits.json").read_text())["actors"])
+    health = job.until(lambda: all(job.health(a) for a in pages if a != "driver") and json.loads((job.folder / "waits.json").read_text())["actors"])
     assert job.wait() == 0, job.output
 
     assert set(pages) == {"driver", "store", "replay", "prompt", "learner-0", "rollout-0", "trainer"}

@@ -372,7 +372,7 @@ def test_other_names_or_shapes_are_refused_before_anything_is_loaded(policy: Ben
 
 def test_a_probe_that_disagrees_is_a_mismatch(policy: Bench) -> None:
     manifest = msgspec.structs.replace(policy.manifest("a"), probe=Probe([1, 5, 6], [-0.01, -0.01], 0.005))
-    with pytest.raises(WeightMismatch, match="agree on the probe within 0.005"):
+    with pytest.raises(WeightMismatch, match=r"agree on the probe within 0\.005"):
         policy.run(policy.engine.update_weights(manifest))
 
 

@@ -1,10 +1,14 @@
 """Row builders that the tests of this folder share."""
 
+import warnings
+
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from streamrl.protocol import tensors as T
 
+quick = settings(max_examples=25, deadline=None)  # nested tensors are slow to build, and a busy machine is no fault of the code
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=6)
 
 
@@ -50,3 +54,10 @@ def row_lists(td, rows):
     whole = lists(td)
     scalars = {"epoch", "note"}
     return {name: value if name in scalars else [value[i] for i in rows] for name, value in whole.items()}
+
+
+def strided():
+    """A nested tensor of the layout that is not supported; torch warns about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack
 from hypothesis import given
+from tensordict import NonTensorData, NonTensorStack
 
 from streamrl.errors import DtypeClash, ProtocolError
 from streamrl.protocol import tensors as T
 from streamrl.protocol.fields import TRAJECTORY_FIELDS, ColumnSpec
-from tests.protocol.batches import LENGTHS, batch, components, jagged
+from tests.protocol.batches import LENGTHS, batch, components, jagged, quick, strided
 
 
 def test_get_tensordict_takes_every_kind_of_column():
@@ -43,7 +43,7 @@ def test_unequal_batch_sizes_name_the_key():
     [
         [torch.zeros(1), torch.zeros(1)],
         torch.tensor(1.0),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided),
+        strided(),
         torch.nested.narrow(torch.ones(2, 4), 1, torch.tensor([0, 1]), torch.tensor([2, 2]), layout=torch.jagged),
         "text",
         {"a": 1},
@@ -52,7 +52,7 @@ def test_unequal_batch_sizes_name_the_key():
     ],
 )
 def test_values_that_are_no_column_are_refused_by_name(column):
-    with pytest.raises(ProtocolError, match="'bad'|\"bad\""):
+    with pytest.raises(ProtocolError, match="bad"):
         T.get_tensordict({"bad": column})
 
 
@@ -79,7 +79,10 @@ def test_scalar_rows_are_one_dense_column_with_their_dtype():
 
 
 def test_undeclared_columns_follow_their_shapes():
-    rows = [{"same": torch.zeros(2, 3), "len": torch.zeros(1, 2), "uid": "A", "list": [1]}, {"same": torch.ones(2, 3), "len": torch.zeros(1, 4), "uid": "B", "list": [2]}]
+    rows = [
+        {"same": torch.zeros(2, 3), "len": torch.zeros(1, 2), "uid": "A", "list": [1]},
+        {"same": torch.ones(2, 3), "len": torch.zeros(1, 4), "uid": "B", "list": [2]},
+    ]
     td = T.list_of_dict_to_tensordict(rows)
     assert td.get("same").shape == (2, 2, 3)
     assert T.lengths_of(td.get("len")).tolist() == [2, 4] and td.get("len").shape[:2] == (2, 1)
@@ -125,6 +128,7 @@ def test_rows_that_do_not_fit_each_other_are_refused(rows):
         T.list_of_dict_to_tensordict(rows)
 
 
+@quick
 @given(LENGTHS)
 def test_columns_of_trajectory_fields_have_their_declared_rank(lengths):
     td = T.list_of_dict_to_tensordict([{"responses": torch.arange(n), "num_turns": torch.tensor(2)} for n in lengths], TRAJECTORY_FIELDS)

@@ -3,7 +3,22 @@ import sys
 
 import pytest
 
-LIGHT = ["", ".keys", ".meta", ".batch_meta", ".dispatch", ".rpc", ".fields", ".trajectory", ".groups", ".generate", ".learn", ".weights", ".interfaces", ".equality"]
+LIGHT = [
+    "",
+    ".keys",
+    ".meta",
+    ".batch_meta",
+    ".dispatch",
+    ".rpc",
+    ".fields",
+    ".trajectory",
+    ".groups",
+    ".generate",
+    ".learn",
+    ".weights",
+    ".interfaces",
+    ".equality",
+]
 
 
 def run(code):
@@ -21,9 +36,14 @@ def test_everything_but_the_tensor_modules_imports_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("code", ["from streamrl.protocol.dataproto import DataProto", "from streamrl.protocol.codec import decode", "from streamrl.protocol import tensors, DataProto"])
-def test_tensor_modules_import_in_any_order(code):
-    done = run(code)
+def test_tensor_modules_import_in_any_order():
+    lines = [
+        "from streamrl.protocol.dataproto import DataProto",
+        "from streamrl.protocol.codec import decode",
+        "from streamrl.protocol import tensors, DataProto",
+    ]
+    forget = "for name in [n for n in sys.modules if n.startswith('streamrl')]: del sys.modules[name]"
+    done = run("\n".join(["import sys", *[f"{line}\n{forget}" for line in lines]]))
     assert done.returncode == 0, done.stderr
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from streamrl.errors import DtypeClash, ProtocolError
 from streamrl.protocol import tensors as T
 from streamrl.protocol.tensors import jagged as J
-from tests.protocol.batches import LENGTHS, components, jagged
+from tests.protocol.batches import LENGTHS, components, jagged, quick, strided
 
 
 def test_equal_lengths_are_still_jagged():
@@ -25,6 +25,7 @@ def test_the_first_axis_of_a_row_can_be_ragged():
     assert J.ragged_axis(x) == 1 and T.lengths_of(x).tolist() == [2, 3]
 
 
+@quick
 @given(LENGTHS)
 def test_rows_come_back_as_they_went_in(lengths):
     rows = list(torch.arange(sum(lengths)).split(lengths))
@@ -54,6 +55,7 @@ def test_a_ragged_axis_outside_the_row_is_refused():
         T.nested_from_list([torch.ones(3)], ragged_dim=1)
 
 
+@quick
 @given(LENGTHS, LENGTHS)
 def test_concat_appends_rows_and_keeps_the_ragged_axis(left, right):
     for make in (jagged, components):
@@ -69,7 +71,7 @@ def test_concat_appends_rows_and_keeps_the_ragged_axis(left, right):
         [],
         [torch.ones(2, 3)],
         [jagged([2]), torch.ones(1, 2)],
-        [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)],
+        [strided()],
         [jagged([2]), components([2])],
         [components([2], 3), components([2], 4)],
         [T.nested_from_list([torch.ones(2, 3)]), T.nested_from_list([torch.ones(2, 3)], ragged_dim=0)],
@@ -86,6 +88,7 @@ def test_concat_of_two_dtypes_is_a_type_error():
         T.concat_nested([jagged([2]), jagged([2], torch.float32)])
 
 
+@quick
 @given(LENGTHS)
 def test_selected_and_sliced_rows_are_those_rows(lengths):
     for x in (jagged(lengths), components(lengths)):

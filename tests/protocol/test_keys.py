@@ -5,10 +5,12 @@ from hypothesis import strategies as st
 from streamrl.errors import ProtocolError
 from streamrl.protocol import TrajectoryKey
 from streamrl.protocol.keys import check_uid, prompt_uid, request_seed
+from tests.protocol.batches import quick
 
 UIDS = st.from_regex(r"[A-Za-z0-9.-]+", fullmatch=True)
 
 
+@quick
 @given(UIDS, st.integers(0, 10**9), st.integers(0, 10**6))
 def test_key_round_trips(uid, session_id, index):
     key = TrajectoryKey(uid, session_id, index)

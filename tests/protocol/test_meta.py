@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from streamrl.errors import ProtocolError
 from streamrl.protocol import KVBatchMeta
 from streamrl.protocol.meta import even_parts
+from tests.protocol.batches import quick
 
 
 def make(size, partition="train", first=0, **kw):
@@ -105,6 +106,7 @@ def test_chunks_do_not_share_fields_or_extra_info():
     assert two.extra_info == meta.extra_info == {"a": [1]}
 
 
+@quick
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_chunk_then_concat_is_the_same_batch(size, chunks):
     parts = make(size, extra_info={"step": 1}).chunk(chunks)
@@ -114,6 +116,7 @@ def test_chunk_then_concat_is_the_same_batch(size, chunks):
     assert back.keys == make(size).keys and back.tags == make(size).tags
 
 
+@quick
 @given(st.integers(0, 100), st.integers(1, 20))
 def test_even_parts_cover_every_row_once_with_earlier_parts_bigger(size, chunks):
     parts = even_parts(size, chunks)

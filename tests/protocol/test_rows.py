@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from streamrl.errors import ProtocolError
 from streamrl.protocol import tensors as T
-from tests.protocol.batches import LENGTHS, batch, jagged, lists, row_lists
+from tests.protocol.batches import LENGTHS, batch, jagged, lists, quick, row_lists
 
 
+@quick
 @given(LENGTHS, st.data())
 def test_index_select_moves_every_column(lengths, data):
     rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
@@ -33,6 +34,7 @@ def test_indices_are_a_list_of_integers(indices):
         T.index_select(batch([1, 2]), indices)
 
 
+@quick
 @given(LENGTHS, st.integers(1, 4))
 def test_chunk_then_concat_is_the_same_batch(lengths, chunks):
     td = batch(lengths * chunks)
@@ -55,6 +57,7 @@ def test_chunks_are_equal(chunks):
         T.chunk_tensordict(batch([1] * 10), chunks)
 
 
+@quick
 @given(LENGTHS, LENGTHS)
 def test_concat_appends_rows_of_every_column(left, right):
     a, b = batch(left), batch(right)
@@ -92,7 +95,15 @@ def test_union_adds_columns_in_place_and_keeps_shared_ones():
     assert T.get(a, "new") == [1, 2] and T.get(a, "extra") == 1
 
 
-@pytest.mark.parametrize("other", [{"new": [1, 2], "uid": ["u0", "x"]}, {"new": [1]}, {"new": [1, 2], "responses": jagged([3, 2])}, {"score": torch.tensor([0.0, float("nan")])}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"new": [1, 2], "uid": ["u0", "x"]},
+        {"new": [1]},
+        {"new": [1, 2], "responses": jagged([3, 2])},
+        {"score": torch.tensor([0.0, float("nan")])},
+    ],
+)
 def test_a_refused_union_changes_nothing(other):
     a = batch([2, 3])
     with pytest.raises(ProtocolError):
@@ -108,7 +119,7 @@ def test_iterator_yields_every_row_once_per_epoch_with_new_orders():
     td = batch([1] * 6)
     parts = seen(td, seed=1, dataloader_kwargs={"shuffle": True})
     assert len(parts) == 9
-    epochs = [sum(parts[i : i + 3], []) for i in (0, 3, 6)]
+    epochs = [[row for part in parts[i : i + 3] for row in part] for i in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
     assert parts == seen(td, seed=1, dataloader_kwargs={"shuffle": True})
@@ -124,6 +135,7 @@ def test_iterator_checks_its_arguments_at_once():
         T.make_iterator(batch([1] * 4), 0, 1)
 
 
+@quick
 @given(LENGTHS, st.integers(1, 17))
 def test_pad_then_unpad_is_the_same_batch(lengths, divisor):
     td = batch(lengths)
@@ -149,6 +161,7 @@ def test_an_empty_batch_moves_like_any_other():
     T.assert_equal(T.chunk_tensordict(empty, 1)[0], empty)
 
 
+@quick
 @given(LENGTHS, st.integers(0, 6), st.integers(0, 6), st.integers(1, 3))
 def test_slices_are_the_rows_between(lengths, start, stop, step):
     start, stop = min(start, len(lengths)), min(stop, len(lengths))

@@ -93,7 +93,9 @@ def test_an_unknown_method_is_refused_with_the_known_ones():
     assert error[0] == "ProtocolError" and "'__init__'" in error[1] and "admission" in error[1]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"garbage", msgspec.msgpack.encode([]), msgspec.msgpack.encode(["x", 1.0]), msgspec.msgpack.encode([1, 2, 3])])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"garbage", msgspec.msgpack.encode([]), msgspec.msgpack.encode(["x", 1.0]), msgspec.msgpack.encode([1, 2, 3])]
+)
 def test_a_malformed_payload_is_a_protocol_error(payload):
     error, _ = reply_of("admission", payload)
     assert error[0] == "ProtocolError" and "admission" in error[1]

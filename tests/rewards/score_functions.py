@@ -20,7 +20,7 @@ def length(data_source, solution_str, ground_truth, extra_info):
 def behaviour(data_source, solution_str, ground_truth, extra_info):
     """What the answer asks for."""
     if solution_str == "hang":
-        return 7 ** 7**7**7  # never comes back to the interpreter, so no signal and no thread could end it
+        return 7**7**7**7  # never comes back to the interpreter, so no signal and no thread could end it
     if solution_str == "sleep":
         time.sleep(60)
     if solution_str == "raise":

@@ -1,14 +1,15 @@
 """The shipped rules, answer by answer."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.rewards import rules
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"), [("12", 1.0), (" 12\n", 1.0), ("012", 1.0), ("+12", 1.0), ("13", 0.0), ("", 0.0), ("12.0", 0.0), ("1 2", 0.0), ("12 13", 0.0), ("1e400", 0.0)]
+    ("answer", "expected"),
+    [("12", 1.0), (" 12\n", 1.0), ("012", 1.0), ("+12", 1.0), ("13", 0.0), ("", 0.0), ("12.0", 0.0), ("1 2", 0.0), ("12 13", 0.0), ("1e400", 0.0)],
 )
 def test_tiny_add_wants_the_whole_answer_to_be_the_integer(answer, expected):
     assert rules.exact_integer("s", answer, "12", {}) == expected
@@ -21,6 +22,7 @@ def test_chain_sum_reads_the_first_integer(answer, expected):
     assert rules.first_integer("s", answer, "-30", {}) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=-(10**60), max_value=10**60), st.integers(min_value=-3, max_value=3))
 def test_integers_of_any_size_compare_exactly(number, off):
     assert rules.exact_integer("s", str(number + off), str(number), {}) == float(off == 0)

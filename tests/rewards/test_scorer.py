@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,9 +12,7 @@ import pytest
 from streamrl import rewards
 from streamrl.config.data import CustomFunction, DataConfig, RewardConfig
 from streamrl.errors import ConfigError, RewardError
-
-sys.path.insert(0, str(Path(__file__).parent))
-import score_functions  # noqa: F401, E402  (registers its sources)
+from tests.rewards import score_functions  # registers its sources
 
 
 def row(source, truth="3"):

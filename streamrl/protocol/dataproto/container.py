@@ -9,6 +9,7 @@ Pickling goes through ``codec.py``, so a DataProto that crosses a process carrie
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -250,8 +251,6 @@ class DataProto:
         deepcopy: bool = False,
     ) -> DataProto:
         """The named columns (None: all) on the same memory; ``deepcopy`` copies arrays and metadata, not tensors."""
-        import copy
-
         tensors = _picked("batch", self._tensors(), batch_keys)
         arrays = _picked("non_tensor_batch", self.non_tensor_batch, non_tensor_batch_keys)
         meta = self.meta_info if meta_info_keys is None else _picked("meta_info", self.meta_info, meta_info_keys)

@@ -72,25 +72,20 @@ def ranges(starts_B: Tensor, lengths_B: Tensor) -> Tensor:
     return torch.arange(total, device=starts_B.device) + torch.repeat_interleave(shift_B, lengths_B, output_size=total)
 
 
-def take_ranges(x: Tensor, starts_B: Tensor, lengths_B: Tensor, name: str = "x") -> Tensor:
-    """A jagged column whose row i are the values starts[i] .. starts[i] + lengths[i] - 1 of ``x`` (counted over the whole buffer)."""
-    values, _, axis = parts(x, name)
-    picked = values.index_select(axis - 1, ranges(starts_B, lengths_B))
-    return from_parts(picked, offsets_of(lengths_B), axis)
-
-
 def select_rows(x: Tensor, indices: Tensor) -> Tensor:
     """The rows ``indices`` of a jagged column, in that order; a row may be taken more than once."""
-    offsets = parts(x)[1]
-    indices = indices.to(offsets.device)
-    return take_ranges(x, offsets[:-1][indices], offsets.diff()[indices])
+    values, offsets, axis = parts(x)
+    rows = values.split(offsets.diff().tolist(), dim=axis - 1)
+    picked = [rows[i] for i in indices.tolist()]
+    joined = torch.cat(picked, dim=axis - 1) if picked else values.narrow(axis - 1, 0, 0).contiguous()  # whole rows copy faster than an index per value
+    return from_parts(joined, offsets_of(offsets.diff()[indices.to(offsets.device)]), axis)
 
 
 def slice_rows(x: Tensor, start: int, stop: int) -> Tensor:
-    """Rows start .. stop - 1 on the same memory."""
+    """Rows start .. stop - 1; on the same memory when the ragged axis is the first of a row, else copied to stay contiguous."""
     values, offsets, axis = parts(x)
     first = int(offsets[start])
-    return from_parts(values.narrow(axis - 1, first, int(offsets[stop]) - first), offsets[start : stop + 1] - first, axis)
+    return from_parts(values.narrow(axis - 1, first, int(offsets[stop]) - first).contiguous(), offsets[start : stop + 1] - first, axis)
 
 
 def rows_of(x: Tensor) -> list[Tensor]:

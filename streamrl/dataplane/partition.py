@@ -1,0 +1,267 @@
+"""One partition of the index: rows, their pieces and tags, the schema of its columns, and tombstones.
+
+``check`` decides whether a put is allowed and changes nothing; ``apply`` can't fail. Memory for tombstones is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamrl.dataplane.columns import describe_spec, unit_bytes
+from streamrl.dataplane.pool import SegmentPool
+from streamrl.errors import DtypeClash, MissingField, MissingKey, NotReady, ProtocolError, StaleWrite
+from streamrl.protocol.fields import TRAJECTORY_FIELDS, ColumnSpec
+from streamrl.protocol.keys import TrajectoryKey
+from streamrl.protocol.segments import ABSENT, ColumnPut, Located, LocatedColumn, PutRequest
+
+MAX_TOMBSTONES = 1 << 17
+SHOWN = 5  # keys named in a message
+_LENGTH_TAGS = {"prompts": "prompt_len", "input_ids": "seq_len", "position_ids": "seq_len"}
+LENGTH_TAGS = {name: _LENGTH_TAGS.get(name, "response_len") for name, spec in TRAJECTORY_FIELDS.items() if spec.kind == "ragged"}
+
+Piece = tuple[int, int, int]  # segment, offset, length (entries of the free axis, or bytes of an object; 0 for fixed shapes)
+
+
+class Row:
+    """Pieces by field, and the tag. ``attempt`` None: the row belongs to no group."""
+
+    __slots__ = ("attempt", "pieces", "tag", "uid")
+
+    def __init__(self, attempt: int | None, uid: str | None) -> None:
+        self.attempt, self.uid = attempt, uid
+        self.pieces: dict[str, Piece] = {}
+        self.tag: dict[str, Any] = {}
+
+
+class _Column:
+    __slots__ = ("num_rows", "spec", "unit")
+
+    def __init__(self, spec: ColumnSpec) -> None:
+        self.spec, self.unit, self.num_rows = spec, unit_bytes(spec), 0
+
+    def piece_bytes(self, length: int) -> int:
+        return self.unit * length if self.spec.kind in ("ragged", "object") else self.unit
+
+    def total_bytes(self, lengths: list[int]) -> int:
+        return self.unit * (sum(lengths) if self.spec.kind in ("ragged", "object") else len(lengths))
+
+
+class Partition:
+    """Rows by key."""
+
+    def __init__(self, name: str, pool: SegmentPool) -> None:
+        self.name = name
+        self.rows: dict[str, Row] = {}
+        self.groups: dict[str, dict[str, None]] = {}  # uid -> its keys
+        self.live_bytes = 0
+        self._pool = pool
+        self._columns: dict[str, _Column] = {}
+        self._tombstones: dict[str, int] = {}  # key -> attempt of the cleared row
+        self._ended: dict[str, int] = {}  # uid of a group that has ended -> its last attempt
+
+    # ---- writing
+
+    def check(self, request: PutRequest) -> list[Row | None]:
+        """The row that each key's write goes to; None where a new one is made. Raises without having changed anything."""
+        keys, tags = request.keys, request.tags
+        if len(set(keys)) != len(keys):
+            twice = sorted({key for key in keys if keys.count(key) > 1})
+            raise ProtocolError(f"keys of a put are distinct, got {twice[:SHOWN]} twice; put each row once")
+        if tags is not None and len(tags) != len(keys):
+            raise ProtocolError(f"a put has one tag per key, got {len(tags)} tags for {len(keys)} keys; pass them together")
+        plan = [self._target(key, None if tags is None else tags[place]) for place, key in enumerate(keys)]
+        for column in request.columns:
+            if len(column.lengths) != len(keys):
+                raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} of {column.name!r} for {len(keys)} keys; pass them together")
+            self._check_spec(column)
+            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + _Column(column.spec).total_bytes(column.lengths))
+            self._check_lengths(column, request, plan)
+        return plan
+
+    def apply(self, request: PutRequest, plan: list[Row | None]) -> None:
+        """Carry out a checked put."""
+        rows = [self._open_row(key, row, request.tags[place] if request.tags else {}) for place, (key, row) in enumerate(zip(request.keys, plan, strict=True))]
+        for put in request.columns:
+            self._set_pieces(put, rows, request.segment_id)
+        for row, tag in zip(rows, request.tags or (), strict=False):
+            row.tag.update(tag)
+
+    def _target(self, key: str, tag: dict[str, Any] | None) -> Row | None:
+        """Which row a write to ``key`` goes to; StaleWrite for one of the past."""
+        row = self.rows.get(key)
+        attempt = (tag or {}).get("attempt")
+        grave = self._tombstones.get(key)
+        if grave is not None and (attempt is None or attempt <= grave):
+            raise StaleWrite(
+                f"a cleared row is written again by a later attempt only, got attempt {attempt} for {key!r} cleared at attempt {grave}; discard it"
+            )
+        if row is None:
+            if attempt is not None and attempt <= self._ended.get(_uid_of(key) or "", -1):
+                raise StaleWrite(f"rows are written while their group lives, got {key!r} of a group that has ended; discard it")
+            return None
+        if attempt is None or row.attempt is None or attempt == row.attempt:
+            return row
+        if attempt < row.attempt:
+            raise StaleWrite(f"writes carry the current attempt, got attempt {attempt} for {key!r} at attempt {row.attempt}; discard it")
+        return None
+
+    def _check_spec(self, put: ColumnPut) -> None:
+        known = self._columns.get(put.name)
+        if known is not None and known.spec != put.spec:
+            got, want = describe_spec(put.spec), describe_spec(known.spec)
+            raise DtypeClash(f"column {put.name!r} of partition {self.name!r} is {want} while a row of it lives, got {got}; values are never cast")
+
+    def _check_lengths(self, put: ColumnPut, request: PutRequest, plan: list[Row | None]) -> None:
+        """Per-token columns are as long as the tags of their rows say."""
+        name = LENGTH_TAGS.get(put.name)
+        if name is None:
+            return
+        for place, (row, length) in enumerate(zip(plan, put.lengths, strict=True)):
+            tag = request.tags[place] if request.tags is not None else {}
+            want = tag.get(name, None if row is None else row.tag.get(name))
+            if want is not None and want != length:
+                raise ProtocolError(f"column {put.name!r} has {name} = {want} entries at {request.keys[place]!r}, got {length}; align it with the row")
+
+    def _open_row(self, key: str, row: Row | None, tag: dict[str, Any]) -> Row:
+        attempt = tag.get("attempt")
+        if row is not None:
+            if row.attempt is None and attempt is not None:
+                self._join_group(key, row, attempt)
+            return row
+        if key in self.rows:  # a later attempt replaces the row with all its columns
+            self._free(key)
+        row = self.rows[key] = Row(None, None)
+        self._tombstones.pop(key, None)
+        if attempt is not None:
+            self._join_group(key, row, attempt)
+        return row
+
+    def _join_group(self, key: str, row: Row, attempt: int) -> None:
+        row.attempt, row.uid = attempt, _uid_of(key)
+        if row.uid is not None:
+            self.groups.setdefault(row.uid, {})[key] = None
+
+    def _set_pieces(self, put: ColumnPut, rows: list[Row], segment_id: int | None) -> None:
+        """Point the rows at their new pieces; old ones become unreachable."""
+        name, column, offset = put.name, self._columns.setdefault(put.name, _Column(put.spec)), put.base
+        total = column.total_bytes(put.lengths)
+        if segment_id is not None and total:
+            self._pool.add_live(segment_id, total)
+            self.live_bytes += total
+        for row, length in zip(rows, put.lengths, strict=True):
+            old, size = row.pieces.get(name), column.piece_bytes(length)
+            row.pieces[name] = (segment_id if size and segment_id is not None else ABSENT, offset, length)
+            offset += size
+            if old is None:
+                column.num_rows += 1
+            else:
+                self._free_piece(column, old)
+
+    # ---- reading
+
+    def locate(self, keys: list[str], fields: list[str] | None, optional: bool) -> Located:
+        """MissingKey, MissingField or NotReady name the rows; nothing is skipped silently."""
+        missing = [key for key in keys if key not in self.rows]
+        if missing:
+            raise MissingKey(
+                f"rows are read from partition {self.name!r} while they live, got {len(missing)} unknown keys {sorted(set(missing))}; check clearing"
+            )
+        rows = [self.rows[key] for key in keys]
+        empty = [key for key, row in zip(keys, rows, strict=True) if not row.pieces]
+        if empty and not optional:
+            raise NotReady(f"rows have data before they are read, got {len(empty)} with tags only: {empty[:SHOWN]}; wait for their put")
+        names = self._common(keys, rows) if fields is None else self._asked(fields, keys, rows, optional)
+        columns = [self._locate_column(name, rows, optional) for name in names]
+        used = {run[0] for column in columns for run in column.runs} - {ABSENT}
+        return Located(columns, [self._pool.segments[segment_id].ref for segment_id in sorted(used)])
+
+    def tags(self) -> dict[str, dict[str, Any]]:
+        return {key: dict(row.tag) for key, row in self.rows.items()}
+
+    def _common(self, keys: list[str], rows: list[Row]) -> list[str]:
+        names = [name for name in rows[0].pieces if all(name in row.pieces for row in rows)] if rows else []
+        if rows and not names:
+            raise MissingField(f"rows of a get share a column, got none common to {keys[:SHOWN]}; select fields")
+        return names
+
+    def _asked(self, fields: list[str], keys: list[str], rows: list[Row], optional: bool) -> list[str]:
+        if optional:
+            return [name for name in fields if any(name in row.pieces for row in rows)]
+        for name in fields:
+            lacking = [key for key, row in zip(keys, rows, strict=True) if name not in row.pieces]
+            if lacking:
+                raise MissingField(f"a selected field is on every row, got {len(lacking)} rows without {name!r}: {lacking[:SHOWN]}; write it first")
+        return fields
+
+    def _locate_column(self, name: str, rows: list[Row], optional: bool) -> LocatedColumn:
+        column = self._columns[name]
+        runs: list[tuple[int, int, int]] = []
+        lengths: list[int] = []
+        absent: Piece = (ABSENT, 0, 0)
+        segment = start = end = -2  # the run that is being extended
+        for row in rows:
+            number, offset, length = row.pieces.get(name, absent)
+            lengths.append(length)
+            size = column.piece_bytes(length)
+            if not size:
+                continue
+            if number == segment and offset == end:
+                end += size
+                continue
+            if segment != -2:
+                runs.append((segment, start, end - start))
+            segment, start, end = number, offset, offset + size
+        if segment != -2:
+            runs.append((segment, start, end - start))
+        return LocatedColumn(name, column.spec, runs, lengths, [name in row.pieces for row in rows] if optional else None)
+
+    # ---- freeing
+
+    def clear(self, keys: list[str], groups: list[str]) -> int:
+        """Free rows, unknown ones ignored. Rows of a group leave a tombstone; ended groups refuse every later write."""
+        freed = 0
+        for key in keys:
+            row = self.rows.get(key)
+            if row is not None:
+                self._free(key)
+                freed += 1
+                if row.attempt is not None:
+                    self._tombstones[key] = row.attempt
+        for uid in groups:
+            keys_of_group = [*self.groups.get(uid, ()), *([uid] if uid in self.rows else [])]
+            attempts = [self.rows[key].attempt or 0 for key in keys_of_group]
+            self._ended[uid] = max([*attempts, self._ended.get(uid, 0)])
+            for key in keys_of_group:
+                self._free(key)
+            freed += len(keys_of_group)
+        for graves in (self._tombstones, self._ended):
+            while len(graves) > MAX_TOMBSTONES:
+                del graves[next(iter(graves))]
+        return freed
+
+    def _free(self, key: str) -> None:
+        row = self.rows.pop(key)
+        for name, piece in row.pieces.items():
+            column = self._columns[name]
+            column.num_rows -= 1
+            self._free_piece(column, piece)
+            if not column.num_rows:
+                del self._columns[name]
+        if row.uid is not None:
+            self.groups[row.uid].pop(key)
+            if not self.groups[row.uid]:
+                del self.groups[row.uid]
+
+    def _free_piece(self, column: _Column, piece: Piece) -> None:
+        if piece[0] != ABSENT:
+            size = column.piece_bytes(piece[2])
+            self.live_bytes -= size
+            self._pool.drop_live(piece[0], size)
+
+
+def _uid_of(key: str) -> str | None:
+    """The group of a trajectory key; None for other keys."""
+    try:
+        return TrajectoryKey.parse(key).uid
+    except ProtocolError:
+        return None

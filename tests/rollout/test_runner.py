@@ -1,0 +1,214 @@
+"""One session: aligned rows with a reward, or exactly one reason."""
+
+import asyncio
+import logging
+import math
+
+import pytest
+
+from streamrl.config.rollout import Timeouts, ValKwargs
+from streamrl.errors import ConfigError, DataError, SessionFailed
+from streamrl.protocol.keys import request_seed
+from streamrl.rollout import AgentLoopBase, AgentLoopOutput, check_agent_names, register_agent_loop
+from streamrl.rollout.base import agent_loop
+from tests.rollout.fakes import EOS, EqualScorer, JumpingClock, ScriptedGenerate, lease, part, row, runner_of
+
+
+@register_agent_loop("test_outputs")
+class OutputsLoop(AgentLoopBase):
+    """Returns what the row's ``outputs`` column holds."""
+
+    async def run(self, sampling, **row):
+        return row["outputs"]
+
+
+@register_agent_loop("test_raises")
+class RaisingLoop(AgentLoopBase):
+    async def run(self, sampling, **row):
+        raise ZeroDivisionError("in the loop")
+
+
+@register_agent_loop("test_stubborn")
+class StubbornLoop(AgentLoopBase):
+    """Waits for ever and swallows its first cancellation."""
+
+    async def run(self, sampling, **row):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+
+
+def output(**changes):
+    fields = dict(prompt_ids=[1], response_ids=[5, EOS], response_mask=[1, 1], response_logprobs=[-0.1, -0.2], rollout_versions=[0, 0], stop_reason="eos")
+    return AgentLoopOutput(**{**fields, **changes})
+
+
+def run(runner, *, the_lease=None, session_id=1, retry=0):
+    return asyncio.run(runner.run(the_lease or lease(), session_id, retry))
+
+
+def failure(runner, **kwargs):
+    with pytest.raises(SessionFailed) as error:
+        run(runner, **kwargs)
+    return error.value
+
+
+def with_outputs(*outputs, **kwargs):
+    return runner_of(ScriptedGenerate(), **kwargs), lease(row(agent_name="test_outputs", outputs=list(outputs)))
+
+
+def test_a_session_gives_one_scored_row_with_the_engine_s_own_tokens():
+    generate, scorer = ScriptedGenerate(part("5", version=4)), EqualScorer()
+    (trajectory,) = run(runner_of(generate, scorer=scorer))
+    assert str(trajectory.key) == "a1_1_0" and trajectory.reward == 1.0 and trajectory.reward_extra == {"score": 1.0, "acc": 1.0}
+    assert trajectory.prompt_ids == [*b"<2+3=>"] and trajectory.response_ids == [ord("5"), EOS] and trajectory.response_mask == [1, 1]
+    assert trajectory.rollout_versions == [4, 4] and trajectory.response_logprobs == [-0.5, -0.5]
+    assert trajectory.num_turns == 2 and trajectory.stop_reason == "eos" and trajectory.extra == {"turn_scores": [], "tool_rewards": []}
+    assert trajectory.row == row()
+    assert scorer.seen == [("5", {"index": 4, "num_turns": 2, "turn_scores": [], "tool_rewards": []})]
+
+
+def test_sampling_follows_the_configuration_and_the_session_s_own_seed():
+    generate = ScriptedGenerate(part("5"), part("5"), part("5"))
+    runner = runner_of(generate, temperature=0.7, top_p=0.9, top_k=3)
+    for session_id, retry in ((0, 0), (1, 0), (1, 1)):
+        run(runner, session_id=session_id, retry=retry)
+    first = generate.requests[0].sampling
+    assert (first.max_tokens, first.temperature, first.top_p, first.top_k) == (6, 0.7, 0.9, 3)
+    assert [r.sampling.seed for r in generate.requests] == [request_seed(7, "a1", s, r) for s, r in ((0, 0), (1, 0), (1, 1))]
+    assert len({r.request_id for r in generate.requests}) == 3
+
+
+def test_another_attempt_keeps_the_seed_and_has_its_own_request_id():
+    generate = ScriptedGenerate(part("5"), part("5"))
+    runner = runner_of(generate)
+    run(runner), run(runner, the_lease=lease(attempt=2))
+    assert generate.requests[0].sampling.seed == generate.requests[1].sampling.seed
+    assert generate.requests[0].request_id != generate.requests[1].request_id
+
+
+def test_an_aborted_call_is_resumed_and_scored_as_one_answer():
+    scorer = EqualScorer()
+    (trajectory,) = run(runner_of(ScriptedGenerate(part("12", "abort", version=3), part("3", version=4)), scorer=scorer))
+    assert trajectory.rollout_versions == [3, 3, 4, 4] and scorer.seen[0][0] == "123" and trajectory.min_version == 3
+
+
+def test_without_log_probs_rows_have_none():
+    (trajectory,) = run(runner_of(ScriptedGenerate(part("5")), calculate_log_probs=False))
+    assert trajectory.response_logprobs is None
+
+
+def test_a_prompt_of_exactly_the_limit_fits():
+    assert len(run(runner_of(ScriptedGenerate(part("5")), max_prompt_length=6))) == 1
+
+
+def test_overlong_prompts_follow_the_policy():
+    dropped = failure(runner_of(ScriptedGenerate(), max_prompt_length=5))
+    assert (dropped.reason, dropped.retryable) == ("overlong", False)
+    (trajectory,) = run(runner_of(ScriptedGenerate(part("5")), max_prompt_length=5, overlong_prompt="truncate_left"))
+    assert trajectory.prompt_ids == [*b"2+3=>"]
+    with pytest.raises(DataError, match="got 6"):
+        run(runner_of(ScriptedGenerate(), max_prompt_length=5, overlong_prompt="error"))
+
+
+def test_text_that_is_no_message_list_ends_the_run_and_is_not_templated():
+    with pytest.raises(DataError, match="list of messages"):
+        run(runner_of(ScriptedGenerate()), the_lease=lease(row() | {"raw_prompt": "<2+3=>"}))
+
+
+def test_a_reward_failure_is_a_reward_error_and_never_zero():
+    assert failure(runner_of(ScriptedGenerate(part("5")), scorer=EqualScorer(error="no key"))).reason == "reward_error"
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_loop_s_own_reward_must_be_finite(reward):
+    runner, the_lease = with_outputs(output(reward_score=reward))
+    assert failure(runner, the_lease=the_lease).reason == "reward_error"
+
+
+def test_a_loop_s_own_reward_is_not_scored_again():
+    scorer = EqualScorer(error="not to be called")
+    runner, the_lease = with_outputs(output(reward_score=0.5), scorer=scorer)
+    assert run(runner, the_lease=the_lease)[0].reward == 0.5
+
+
+def test_a_loop_exception_is_a_loop_error_with_one_traceback_per_kind(caplog):
+    runner = runner_of(ScriptedGenerate())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert failure(runner, the_lease=lease(row(agent_name="test_raises"))).reason == "loop_error"
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+def test_no_output_and_no_token_are_empty_outputs():
+    for outputs in ((), (output(response_ids=[], response_mask=[], response_logprobs=[], rollout_versions=[]),)):
+        runner, the_lease = with_outputs(*outputs)
+        assert failure(runner, the_lease=the_lease).reason == "empty_output"
+
+
+def test_several_outputs_share_the_reward_of_the_last_one():
+    runner, the_lease = with_outputs(output(), output(response_ids=[ord("5"), EOS]))
+    rows = run(runner, the_lease=the_lease)
+    assert [str(r.key) for r in rows] == ["a1_1_0", "a1_1_1"] and [r.reward for r in rows] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [output(response_mask=[1])],
+        [output(response_logprobs=[-0.1])],
+        [output(response_mask=[1, 0])],
+        [output(extra_fields={"turn_scores": []})],
+        [output(), output(extra_fields={"turn_scores": [], "tool_rewards": [], "more": 1})],
+        [output(), output(response_logprobs=None)],
+        [output(response_ids=[5] * 7, response_mask=[1] * 7, response_logprobs=[-0.1] * 7, rollout_versions=[0] * 7)],
+    ],
+)
+def test_misaligned_outputs_are_a_loop_error(bad):
+    runner, the_lease = with_outputs(*bad)
+    assert failure(runner, the_lease=the_lease).reason == "loop_error"
+
+
+def test_a_session_past_its_deadline_ends_even_when_it_swallows_the_cancellation():
+    runner = runner_of(ScriptedGenerate(), clock=JumpingClock(), timeouts=Timeouts(session_s=5.0))
+    assert failure(runner, the_lease=lease(row(agent_name="test_stubborn"))).reason == "session_timeout"
+
+
+def test_cancelling_a_session_reaches_the_engine():
+    generate = ScriptedGenerate("hang")
+
+    async def work():
+        task = asyncio.create_task(runner_of(generate).run(lease(), 0, 0))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert generate.cancelled == 1
+
+
+def test_unknown_loops_are_refused_at_start_up_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'nothing' \(known: .*single_turn_agent"):
+        check_agent_names(["single_turn_agent", "nothing"])
+    unknown = failure(runner_of(ScriptedGenerate()), the_lease=lease(row(agent_name="nothing")))
+    assert (unknown.reason, unknown.retryable) == ("loop_error", False)
+
+
+def test_a_loop_name_stands_for_one_class():
+    with pytest.raises(ValueError, match="single_turn_agent"):
+        register_agent_loop("single_turn_agent")(RaisingLoop)
+    assert agent_loop("single_turn_agent") is not RaisingLoop
+
+
+def test_validation_is_greedy_in_row_order_and_failures_are_nan():
+    generate = ScriptedGenerate(part("5"), part("4"), OSError("gone"))
+    scores = asyncio.run(runner_of(generate, temperature=0.7, val_kwargs=ValKwargs(), max_sessions_per_actor=1).evaluate([row(), row(), row()]))
+    assert scores[:2] == [1.0, 0.0] and math.isnan(scores[2])
+    assert {r.sampling.temperature for r in generate.requests} == {0.0} and len({r.request_id for r in generate.requests}) == 3
+
+
+def test_validation_of_no_rows_is_no_scores():
+    assert asyncio.run(runner_of(ScriptedGenerate()).evaluate([])) == []
