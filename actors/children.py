@@ -42,6 +42,8 @@ def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
         return 0
     alive = [process for child in children if (process := _same_process(child)) is not None]
     for process in alive:
+        if _is_tracker(process):
+            continue  # it removes its parent's shared memory and semaphores, then ends by itself
         _quietly(process.terminate)
     _, stubborn = psutil.wait_procs(alive, timeout=wait_s)
     for process in stubborn:
@@ -57,6 +59,14 @@ def _same_process(child: Child) -> psutil.Process | None:
         return process if abs(process.create_time() - child.started) < 0.1 else None
     except psutil.NoSuchProcess:
         return None
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Python's own process that cleans up after its parent's end."""
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _quietly(action) -> None:

@@ -20,7 +20,7 @@ from actors.board import Board
 from actors.cluster import Cluster
 from actors.supervisor import Supervisor
 from streamrl.config import Config
-from streamrl.dataplane.sweep import sweep, write_owner
+from streamrl.dataplane.sweep import PREFIX, sweep, write_owner
 from streamrl.errors import StreamrlError
 from streamrl.pipeline.build import weights_dir
 from streamrl.telemetry import logs
@@ -28,6 +28,8 @@ from streamrl.telemetry.run_folder import RunFolder
 from streamrl.telemetry.summary import RunSummary
 
 log = logging.getLogger(__name__)
+
+ECHO_S = 0.1  # tools that end a job signal the process and its group: the same request, not a second one
 
 
 def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> RunSummary:
@@ -51,7 +53,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     finally:
         cluster.disconnect()
         _clear_leftovers(config, folder)
-        shutil.rmtree(weights_dir(config, folder.root.name), ignore_errors=True)
+        _remove_shared_memory(config, folder)
     summary = board.summary(status, error)
     board.close(summary)
     if error is not None:
@@ -62,13 +64,14 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
 async def _supervise(supervisor: Supervisor) -> bool:
     """Run under signal handlers; True when a stop was asked for."""
     loop = asyncio.get_running_loop()
-    asked = 0
+    asked: list[float] = []
 
     def interrupted() -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            _end_at_once(supervisor.folder)
+        if asked and loop.time() - asked[-1] < ECHO_S:
+            return
+        asked.append(loop.time())
+        if len(asked) > 1:
+            _end_at_once(supervisor.config, supervisor.folder)
         supervisor.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,13 +81,14 @@ async def _supervise(supervisor: Supervisor) -> bool:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    return asked > 0
+    return bool(asked)
 
 
-def _end_at_once(folder: RunFolder) -> None:
+def _end_at_once(config: Config, folder: RunFolder) -> None:
     """The second interrupt: kill every process of the run and leave. An own Ray ends with this process."""
     for path in folder.children.glob("*.json"):
         children.end_leftovers(path, wait_s=0.5)
+    _remove_shared_memory(config, folder)
     sys.stderr.write("ended at once; nothing was saved after the last checkpoint\n")
     os._exit(130)
 
@@ -94,6 +98,12 @@ def _clear_leftovers(config: Config, folder: RunFolder) -> None:
     for path in folder.children.glob("*.json"):
         children.end_leftovers(path)
     sweep(Path(config.dataplane.shm_dir))
+
+
+def _remove_shared_memory(config: Config, folder: RunFolder) -> None:
+    """Segments and snapshots of this run, also those whose owner could not remove them."""
+    for path in Path(config.dataplane.shm_dir).glob(f"{PREFIX}{folder.root.name}-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _open_weights(config: Config, folder: RunFolder) -> Path:

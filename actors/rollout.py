@@ -12,28 +12,30 @@ from streamrl.pipeline import build
 from streamrl.pipeline.loops import POLL_S, generate_groups, keep_leases
 from streamrl.pipeline.replica import EngineReplica
 from streamrl.protocol.clock import SystemClock
-from streamrl.protocol.interfaces import LeaseSource, Replica
+from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
 
 
 class RolloutActor(Host):
     """Runs ``generate_groups`` and ``keep_leases``; serves ``Replica``."""
 
     async def open(self, peers: dict[str, Any]) -> None:
+        self.runner: SessionRunner | None = None
         self.engine = build.build_engine(self.config, self.name)
         limit_s = self.config.rollout.timeouts.start_s
         await self.waits.limit(self.engine.start(), "the engine's start", f"{self.name} engine", limit_s)
         self.record_children(self.engine.child_pids())
-        runner = build.build_runner(self.config, self.engine)
+        self.runner = build.build_runner(self.config, self.engine)
         self.worker = build.build_worker(
             self.config,
             self.name,
             replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + 55),
             store=store_client(peers["store"], self.name, self.config.dataplane),
-            runner=runner,
+            runner=self.runner,
+            engine=self.engine,
             waits=self.waits,
             metrics=self.metrics,
         )
-        self.serve(Replica, EngineReplica(self.name, self.engine, runner))
+        self.serve(Replica, EngineReplica(self.name, self.engine, self.runner))
 
     async def work(self) -> None:
         self.record_children(self.engine.child_pids())
@@ -47,4 +49,6 @@ class RolloutActor(Host):
             groups.cancel()
 
     async def close(self) -> None:
+        if self.runner is not None:
+            await self.runner.close()
         await self.engine.stop()

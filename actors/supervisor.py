@@ -24,7 +24,7 @@ from actors.remote import answer, client
 from actors.trainer import Progress
 from streamrl.config import Config
 from streamrl.dataplane import IndexCalls
-from streamrl.errors import ActorDied, RunFailed, StreamrlError, from_wire
+from streamrl.errors import ActorDied, EngineError, RunFailed, StreamrlError, from_wire
 from streamrl.protocol.interfaces import BatchSource
 from streamrl.telemetry.run_folder import RunFolder
 
@@ -154,7 +154,7 @@ class Supervisor:
         failures = {m.name: error for m in self.members.values() if (error := _failure(m)) is not None}
         if not failures:
             return
-        if all(self.members[name].role == "rollout" and isinstance(error, ActorDied) for name, error in failures.items()):
+        if all(self.members[name].role == "rollout" and isinstance(error, ActorDied | EngineError) for name, error in failures.items()):
             for name, error in failures.items():
                 self._restart(self.members[name], error)
             return
@@ -184,6 +184,7 @@ class Supervisor:
     async def _replace(self, member: Member) -> None:
         limit_s = self.config.cluster.start_timeout_s
         trainer = self.members["trainer"]
+        member.kill()
         await trainer.call("detach", member.name, limit_s=limit_s)
         await client(self.members["store"].handle, "store", IndexCalls, limit_s=limit_s).writer_gone(member.name)
         await client(self.members["replay"].handle, "replay", BatchSource, limit_s=limit_s).release_worker(member.name)

@@ -46,6 +46,8 @@ def convert(gguf: Path, out: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = read.config
     config.tie_word_embeddings = True
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the weights are plain from here on; engines would look for a GGUF loader
     config.eos_token_id = tokenizer.convert_tokens_to_ids(END)
     config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.eos_token_id
     tokenizer.eos_token = END

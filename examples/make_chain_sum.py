@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-INSTRUCTION = "\nAnswer with the number only."
+INSTRUCTION = "Answer with the number only."  # as the system message: it takes the place of a template's longer default
 
 
 def make_rows(args: argparse.Namespace) -> list[dict]:
@@ -22,7 +22,7 @@ def make_rows(args: argparse.Namespace) -> list[dict]:
     return [
         {
             "data_source": "reasoning_gym/chain_sum",
-            "prompt": [{"role": "user", "content": task["question"] + INSTRUCTION}],
+            "prompt": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": task["question"]}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": task["answer"]},
             "extra_info": {"index": index, "split": args.out.stem},

@@ -44,8 +44,11 @@ def read_settings(words: Sequence[str], first: Sequence[str] = (), last: Sequenc
 
 def check_surroundings(config: Config) -> int:
     """What lies outside the configuration and can be known before anything starts: data files, the engine's package. Number of training rows."""
+    from streamrl import rewards
+    from streamrl.config.rollout import AgentConfig
     from streamrl.data.files import check_files
     from streamrl.engines import require
+    from streamrl.rollout import check_agent_names
 
     summary = check_files(config.data, rule_rewards=config.reward.custom_reward_function is None)
     if summary.num_train_rows < config.data.train_batch_size:
@@ -53,5 +56,8 @@ def check_surroundings(config: Config) -> int:
             f"$.data.train_batch_size: a batch must not exceed the training rows, got {config.data.train_batch_size} prompts and "
             f"{summary.num_train_rows} rows; lower train_batch_size or give more data"
         )
+    if config.reward.custom_reward_function is None:
+        rewards.build(config.reward, config.data).check(summary.sources)
+    check_agent_names([(config.rollout.agent or AgentConfig()).default_agent_loop, *summary.agent_names])
     require(config.rollout.engine)
     return summary.num_train_rows

@@ -77,6 +77,9 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Nothing to start."""
 
+    def check(self) -> None:
+        """A script does not break."""
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         check_request(request, self._max_model_len)
         number = next(self._numbers)

@@ -240,6 +240,9 @@ class TransformersEngine:
         except TimeoutError as error:
             raise WaitTimeout(f"engine {self._name} must {what} within {limit_s:g} s, got no end") from error
 
+    def check(self) -> None:
+        self._check_alive()
+
     def _check_alive(self) -> None:
         if self._closed:
             raise Closed(f"engine {self._name} was stopped")

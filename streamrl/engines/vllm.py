@@ -278,6 +278,10 @@ class VllmEngine:
             await asyncio.to_thread(end_processes, pids)
             self._llm = None
 
+    def check(self) -> None:
+        if self._alive().errored:
+            raise self._failure("its engine core has ended")
+
     def _alive(self) -> AsyncLLM:
         if self._closed:
             raise Closed(f"engine {self._name} was stopped")

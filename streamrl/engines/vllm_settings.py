@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 
+CPU_BATCH_TOKENS = 4096  # of one step: enough to prefill some dozens of short prompts together
+
+
 def set_environment(rollout: RolloutConfig, threads: int, on_cpu: bool) -> None:
     """Defaults that vLLM reads from the environment; what the user has set stays. Spawned, not forked: this process has threads."""
     defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
@@ -48,7 +51,10 @@ def engine_args(model: ModelConfig, rollout: RolloutConfig, max_model_len: int, 
         "disable_log_stats": True,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
     }
-    if not on_cpu:
+    if on_cpu:
+        # a prompt cut into chunks makes vLLM take back a seeded generator's step, which CPU generators can't: the engine would die
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, CPU_BATCH_TOKENS)}
+    else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     return AsyncEngineArgs(**arguments | options.engine_kwargs)
 

@@ -15,6 +15,7 @@ import torch
 from streamrl.learner.engine import PolicyEngine
 from streamrl.learner.rows import MicroBatch
 from streamrl.protocol.weights import Probe, WeightManifest
+from streamrl.weights.retire import retire_snapshots
 from streamrl.weights.snapshot import write_snapshot
 
 PROBE_TOKENS = 16
@@ -27,7 +28,9 @@ def write_version(engine: PolicyEngine, version: int, folder: Path, dtype: torch
         _drain(tensors)
         return None
     try:
-        return write_snapshot(version, tensors, folder, dtype=dtype, probe=probe)
+        manifest = write_snapshot(version, tensors, folder, dtype=dtype, probe=probe)
+        retire_snapshots(folder)  # the version before this one is published by now, and stays for replicas that join
+        return manifest
     finally:
         _drain(tensors)
 

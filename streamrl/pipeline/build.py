@@ -80,7 +80,15 @@ def build_runner(config: Config, engine: Engine) -> SessionRunner:
 
 
 def build_worker(
-    config: Config, name: str, *, replay: LeaseSource, store: TrajectoryStore, runner: SessionRunner, waits: WaitTable, metrics: Metrics
+    config: Config,
+    name: str,
+    *,
+    replay: LeaseSource,
+    store: TrajectoryStore,
+    runner: SessionRunner,
+    engine: Engine,
+    waits: WaitTable,
+    metrics: Metrics,
 ) -> GroupWorker:
     return GroupWorker(
         name,
@@ -89,6 +97,7 @@ def build_worker(
         runner=runner,
         slots=config.rollout.max_sessions_per_actor,
         session_retries=config.rollout.session_retries,
+        check_engine=engine.check,
         waits=waits,
         metrics=metrics,
     )

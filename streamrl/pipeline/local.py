@@ -31,7 +31,7 @@ EngineFactory = Callable[[Config, str], Engine]
 
 
 class LocalPipeline:
-    """All parts of a run in this process. ``learner_rank`` and ``replay`` stay readable after ``run`` for those who compare."""
+    """All parts of a run in this process. ``learner_rank`` and ``replay`` stay readable between ``run`` and ``close`` for those who compare."""
 
     def __init__(
         self,
@@ -59,15 +59,17 @@ class LocalPipeline:
         self._record = record
 
     async def run(self) -> Totals:
-        """Start the parts, run the loops until the trainer ends, and close everything in order."""
-        try:
-            trainer = await self._start()
-            return await self._run_loops(trainer)
-        finally:
-            await asyncio.gather(*(engine.stop() for engine in self._engines))
-            self._threaded.close()
-            await self.store.aclose()
-            self.index.close()
+        """Start the parts and run the loops until the trainer ends. ``close`` afterwards."""
+        return await self._run_loops(await self._start())
+
+    async def close(self) -> None:
+        """Close every part in order."""
+        await asyncio.gather(*(runner.close() for runner in self._runners))
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        await asyncio.to_thread(self.learner_rank.stop)
+        self._threaded.close()
+        await self.store.aclose()
+        self.index.close()
 
     async def _start(self) -> Trainer:
         await asyncio.gather(*(engine.start() for engine in self._engines))
@@ -100,6 +102,7 @@ class LocalPipeline:
                 replay=self.replay,
                 store=self.store,
                 runner=runner,
+                engine=engine,
                 waits=self.waits,
                 metrics=self.metrics,
             )
@@ -127,4 +130,8 @@ def engine_name(engine: Engine, engines: list[Engine]) -> str:
 
 async def run_local(config: Config, run_dir: Path, **options: object) -> Totals:
     """Run ``config`` (resolved) in this process; checkpoints go below ``run_dir``."""
-    return await LocalPipeline(config, run_dir, **options).run()  # type: ignore[arg-type]
+    pipeline = LocalPipeline(config, run_dir, **options)  # type: ignore[arg-type]
+    try:
+        return await pipeline.run()
+    finally:
+        await pipeline.close()

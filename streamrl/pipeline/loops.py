@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import SessionFailed, StaleWrite
@@ -70,6 +70,7 @@ class GroupWorker:
         runner: SessionRunner,
         slots: int,
         session_retries: int,
+        check_engine: Callable[[], None],
         waits: WaitTable,
         metrics: Metrics,
     ) -> None:
@@ -79,6 +80,7 @@ class GroupWorker:
         self.runner = runner
         self.slots = slots
         self.session_retries = session_retries
+        self.check_engine = check_engine
         self.waits = waits
         self.metrics = metrics
         self.groups: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -145,6 +147,8 @@ async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: i
         except SessionFailed as error:
             failure = error
             log.warning("session %s/%d failed (%s): %s", lease.uid, session_id, error.reason, error)
+            if error.reason == "engine_error":
+                worker.check_engine()  # a broken engine ends this actor, not one session after another
             if not error.retryable:
                 break
     if failure is not None:

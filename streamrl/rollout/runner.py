@@ -137,6 +137,10 @@ class GroupSessionRunner:
             extra=output.extra_fields,
         )
 
+    async def close(self) -> None:
+        """End the scorer's worker processes."""
+        await self._scorer.close()
+
     def _log_once(self, reason: str, error: Exception) -> None:
         """A traceback for the first error of a kind (reason, type, place); the loops log one line for each."""
         frames = traceback.extract_tb(error.__traceback__)

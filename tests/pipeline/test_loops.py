@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamrl.config.rollout import ReplayConfig
-from streamrl.errors import SessionFailed, StaleWrite, StoreFull
+from streamrl.errors import EngineError, SessionFailed, StaleWrite, StoreFull
 from streamrl.pipeline.loops import GroupWorker, feed_prompts, generate_groups, keep_leases
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
@@ -87,7 +87,7 @@ class Runner:
         return [row(lease.uid, session_id)]
 
 
-def worker(replay, store, runner, slots: int = 8, retries: int = 1) -> GroupWorker:
+def worker(replay, store, runner, slots: int = 8, retries: int = 1, check_engine=lambda: None) -> GroupWorker:
     return GroupWorker(
         "rollout-0",
         replay=replay,
@@ -95,6 +95,7 @@ def worker(replay, store, runner, slots: int = 8, retries: int = 1) -> GroupWork
         runner=runner,
         slots=slots,
         session_retries=retries,
+        check_engine=check_engine,
         waits=WaitTable("rollout-0"),
         metrics=Metrics("rollout", "rollout-0"),
     )
@@ -153,6 +154,19 @@ def test_a_refused_push_ends_the_group_but_not_the_worker():
         replay, store = Replay([lease("gone"), lease("b")], refuse={"gone"}), Store()
         await drain(worker(replay, store, Runner()), replay)
         assert {p.uid for p in replay.pushed} == {"b"}
+
+    run(case())
+
+
+def test_a_broken_engine_ends_the_loop_instead_of_failing_session_after_session():
+    async def case():
+        def broken() -> None:
+            raise EngineError("the engine core has ended")
+
+        replay, runner = Replay([lease("a")]), Runner({(0, 0): ("engine_error", True)})
+        with pytest.raises(EngineError):
+            await drain(worker(replay, Store(), runner, check_engine=broken), replay)
+        assert all(p.reason is None for p in replay.pushed)
 
     run(case())
 

@@ -45,15 +45,18 @@ async def run_streaming(config, folder):
         return report
 
     pipeline._threaded.advantages = pipeline._threaded._in_thread(judged)
-    await pipeline.run()
-    return records, advantages, pipeline.learner_rank
+    try:
+        await pipeline.run()
+        return records, advantages, dict(pipeline.learner_rank.engine.full_tensors(torch.float32))
+    finally:
+        await pipeline.close()
 
 
 @pytest.mark.parametrize("mini", [8, 4])
 def test_bound_zero_gives_the_same_groups_advantages_loss_and_weights_as_the_reference(tmp_path, mini):
     config = tiny_config("replay.max_staleness=0", f"actor.ppo_mini_batch_size={mini}", "trainer.val_before_train=false", steps=STEPS)
     steps, weights = asyncio.run(run_reference(config, tmp_path / "reference"))
-    records, advantages, rank = asyncio.run(run_streaming(config, tmp_path / "stream"))
+    records, advantages, state = asyncio.run(run_streaming(config, tmp_path / "stream"))
     records = [r for r in records if r.reward is not None]
 
     assert len(records) == len(steps) == STEPS
@@ -67,7 +70,6 @@ def test_bound_zero_gives_the_same_groups_advantages_loss_and_weights_as_the_ref
         if mini == 8:
             assert step.metrics["actor/pg_loss"] == pytest.approx(expected.loss, abs=LOSS_TOLERANCE)
             assert step.metrics["actor/grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-3)
-    state = dict(rank.engine.full_tensors(torch.float32))
     for name in set(weights) & set(state):
         assert torch.allclose(state[name], weights[name], atol=WEIGHT_TOLERANCE), name
     assert set(state) <= set(weights) and len(state) > 10

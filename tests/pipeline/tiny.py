@@ -21,4 +21,6 @@ def tiny_config(*overrides: str, prompts: int = 8, n: int = 4, steps: int = 3, e
         "data.val_max_samples=16",
         "run.seed=11",
     ]
+    if engine == "scripted":
+        base.append("weights.probe=false")  # it has no policy whose log-probs could be compared
     return resolve(load([ROOT / "configs" / "tiny_cpu.yaml"], [*base, *overrides]))
