@@ -112,7 +112,7 @@ class Board:
             reward_first=first,
             reward_last=last,
             lag_mean=totals.lag_mean,
-            lag_max=totals.lag_max,
+            lag_max=stats.lag_max,
             max_staleness=self._config.replay.max_staleness,
             trajectories=stats.trajectories_generated,
             generated_tokens=stats.tokens_generated,

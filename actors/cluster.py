@@ -14,6 +14,10 @@ from streamrl.errors import ClusterTooSmall, RunFailed
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20  # of a local Ray: rows travel through our own segments, Ray carries only small messages
+ENVIRONMENT = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without a GPU keeps its view of the devices; silences a warning
+    "RAY_worker_niceness": "0",  # Ray's default of 15 lets any other process of the machine starve engine and learner
+}
 
 
 class Cluster:
@@ -27,7 +31,8 @@ class Cluster:
     def connect(self) -> None:
         """Start or join; ClusterTooSmall when a resource is missing, RunFailed when no cluster answers."""
         cluster = self._config.cluster
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         options: dict = {"namespace": self._namespace, "log_to_driver": False, "configure_logging": False}
         if cluster.env:
             options["runtime_env"] = {"env_vars": cluster.env}

@@ -7,6 +7,7 @@ from typing import Any
 from actors.host import Host
 from actors.store import store_client
 from streamrl.pipeline import build
+from streamrl.pipeline.metering import ReplayMeter
 from streamrl.protocol.interfaces import Replay
 from streamrl.replay import ReplayService
 
@@ -17,10 +18,15 @@ class ReplayActor(Host):
     async def open(self, peers: dict[str, Any]) -> None:
         store = store_client(peers["store"], self.name, self.config.dataplane)
         self.replay = ReplayService(build.build_replay(self.config), clear=store.clear)
+        self.meter = ReplayMeter(self.metrics, self.config.replay.max_staleness)
         self.serve(Replay, self.replay)
 
     async def work(self) -> None:
         await self.replay.run_timers()
+
+    async def health(self) -> bytes:
+        self.meter.export(await self.replay.stats())
+        return await super().health()
 
     async def close(self) -> None:
         await self.replay.close()

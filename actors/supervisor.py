@@ -84,11 +84,11 @@ class Supervisor:
         await self._join_learners(limit_s)
         trainer = self.members["trainer"]
         await trainer.open(self._peers(), limit_s)
-        for member in self._role("rollout"):
-            await trainer.call("attach", member.name, member.handle, limit_s=limit_s)
         self.board.members(self.members.values())
         self.board.say("publishing the starting weights to every engine")
         await trainer.call("prepare", limit_s=limit_s)
+        # Attached after: a replica that dies or refuses its first weights ends the start at once, with its own error.
+        await _together([trainer.call("attach", member.name, member.handle, limit_s=limit_s) for member in self._role("rollout")])
         for member in self.members.values():
             member.start_run()
 
@@ -114,6 +114,8 @@ class Supervisor:
             await asyncio.wait({*runs, *self._restarting.values()}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
             await self._handle_ends()
             await self._show()
+            if stopping is not None and stopping.done():
+                stopping.result()  # the limit has passed
             if self._stopping.is_set() and stopping is None:
                 self.board.say("stopping: finishing the step, saving, closing")
                 stopping = asyncio.create_task(self._stop_trainer(trainer))
@@ -123,17 +125,21 @@ class Supervisor:
         await self._show()
 
     async def _show(self) -> None:
-        """Refresh the board; a replica that refused a version (its weights differ from the manifest) is replaced, once."""
+        """Refresh the board; a replica that the publisher took out of rotation is replaced."""
         progress = await self.progress()
-        for name, reason in progress.failed_replicas if progress else []:
-            member = self.members[name]
-            if member.run is not None and not member.run.done():
-                self._refused[name] += 1
-                if self._refused[name] > 1:
-                    raise RunFailed(f"{name} refused a weight version for the second time, after a restart: {reason}")
-                member.kill()
-                self._restart(member, RunFailed(f"{name} was taken out: {reason}"))
+        for name, wire in progress.failed_replicas.items() if progress else ():
+            self._replace_failed(self.members[name], from_wire(*wire))
         await self.board.refresh(self.members.values(), progress)
+
+    def _replace_failed(self, member: Member, error: StreamrlError) -> None:
+        """Once when it refused a version (its weights differ from the manifest, or it was late); its death counts as any other."""
+        if member.run is None or _failure(member) is not None:
+            return  # being replaced already, or about to be: its run tells of the death too
+        if not isinstance(error, ActorDied | EngineError):
+            self._refused[member.name] += 1
+            if self._refused[member.name] > 1:
+                raise RunFailed(f"{member.name} refused a weight version for the second time, after a restart: {error}")
+        self._restart(member, RunFailed(f"{member.name} was taken out: {error}"))
 
     async def _stop_trainer(self, trainer: Member) -> None:
         limit_s = self.config.cluster.stop_timeout_s
@@ -147,18 +153,18 @@ class Supervisor:
 
     async def _handle_ends(self) -> None:
         """Look at every run that has ended: in order, in words, or by the death of its process."""
+        failures = {m.name: error for m in self.members.values() if (error := _failure(m)) is not None}
+        if not all(self.members[name].role == "rollout" and isinstance(error, ActorDied | EngineError) for name, error in failures.items()):
+            raise await self._root_cause()
         for name, task in list(self._restarting.items()):
             if task.done():
                 del self._restarting[name]
-                task.result()
-        failures = {m.name: error for m in self.members.values() if (error := _failure(m)) is not None}
-        if not failures:
-            return
-        if all(self.members[name].role == "rollout" and isinstance(error, ActorDied | EngineError) for name, error in failures.items()):
-            for name, error in failures.items():
-                self._restart(self.members[name], error)
-            return
-        raise await self._root_cause()
+                if (error := task.exception()) is not None:
+                    if not isinstance(error, ActorDied | EngineError):
+                        raise error
+                    failures[name] = error  # the replacement died before it served
+        for name, error in failures.items():
+            self._restart(self.members[name], error)
 
     async def _root_cause(self) -> StreamrlError:
         """A process that died explains the complaints of those who waited for it."""
@@ -186,9 +192,9 @@ class Supervisor:
         trainer = self.members["trainer"]
         member.kill()
         await trainer.call("detach", member.name, limit_s=limit_s)
+        await asyncio.to_thread(children.end_leftovers, self.folder.children / f"{member.name}.json")  # from here on nobody writes or leases by that name
         await client(self.members["store"].handle, "store", IndexCalls, limit_s=limit_s).writer_gone(member.name)
         await client(self.members["replay"].handle, "replay", BatchSource, limit_s=limit_s).release_worker(member.name)
-        await asyncio.to_thread(children.end_leftovers, self.folder.children / f"{member.name}.json")
         fresh = create(member.name, member.role, self.config, self._settings)
         self.members[member.name] = fresh
         await fresh.open(self._peers(), limit_s)

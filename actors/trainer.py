@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from ray.actor import ActorHandle
 
-from actors.host import Host
+from actors.host import Host, WireError
 from actors.remote import client
+from streamrl.errors import to_wire
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup
 from streamrl.pipeline.records import StepRecord, Totals
@@ -18,13 +20,15 @@ from streamrl.pipeline.validation import Validator
 from streamrl.protocol.interfaces import BatchSource, Learner, PromptSource, Replica
 from streamrl.weights.publisher import WeightPublisher
 
+log = logging.getLogger(__name__)
+
 
 class Progress(msgspec.Struct, frozen=True):
-    """What the driver shows: records it has not seen yet, the totals so far, and replicas that failed a publication."""
+    """What the driver shows: records it has not seen yet, the totals so far, and the error of each replica that failed a publication, until it is detached."""
 
     records: list[StepRecord]
     totals: Totals
-    failed_replicas: list[tuple[str, str]]
+    failed_replicas: dict[str, WireError]
     weight_version: int
 
 
@@ -33,11 +37,11 @@ class TrainerActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         config = self.config
-        prompts = client(peers["prompt"], "prompt", PromptSource, limit_s=60)
+        prompts = client(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
         learners = [client(handle, name, Learner, limit_s=config.learner.step_timeout_s + 30) for name, handle in peers.items() if name.startswith("learner-")]
         self._records: list[StepRecord] = []
-        self._failed: list[tuple[str, str]] = []
-        self.publisher = WeightPublisher(config.weights, on_failure=lambda name, error: self._failed.append((name, str(error))))
+        self._failed: dict[str, WireError] = {}
+        self.publisher = WeightPublisher(config.weights, on_failure=self._replica_failed)
         resume = Path(self.settings.resume) if self.settings.resume else None
         self.trainer = Trainer(
             config,
@@ -52,18 +56,24 @@ class TrainerActor(Host):
             metrics=self.metrics,
         )
 
+    def _replica_failed(self, name: str, error: BaseException) -> None:
+        log.error("replica %s is out of rotation: %s", name, error)
+        self._failed[name] = to_wire(error)
+
     async def attach(self, name: str, handle: ActorHandle) -> Any:
         """A replica joins: it serves only after it holds the newest version."""
         return await self._guarded(self._attach(name, handle))
 
     async def _attach(self, name: str, handle: ActorHandle) -> None:
-        replica = client(handle, name, Replica, limit_s=self.config.rollout.timeouts.session_s)
+        longest_s = max(self.config.rollout.timeouts.session_s, self.config.weights.publish_timeout_s)  # deadlines of validator and publisher
+        replica = client(handle, name, Replica, limit_s=longest_s + 30)
         replica.name = name
         await self.publisher.join(replica)
 
     async def detach(self, name: str) -> None:
         """A replica is gone."""
         self.publisher.remove(name)
+        self._failed.pop(name, None)
 
     async def prepare(self) -> Any:
         """Restore and publish the starting weights; before any loop runs."""
@@ -74,8 +84,7 @@ class TrainerActor(Host):
 
     async def progress(self, since: int) -> bytes:
         """Records from number ``since`` on, and the totals."""
-        failed, self._failed = self._failed, []
-        return msgspec.msgpack.encode(Progress(self._records[since:], self.trainer.totals, failed, self.trainer.state.published))
+        return msgspec.msgpack.encode(Progress(self._records[since:], self.trainer.totals, self._failed, self.trainer.state.published))
 
     async def close(self) -> None:
         self.trainer.stop()

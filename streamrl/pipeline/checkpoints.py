@@ -1,7 +1,11 @@
-"""One consistent set on disk: learner state, trainer state, replay snapshot. Which folder counts as complete is ``learner.checkpoint_folder``'s business."""
+"""What a resumed run starts from: one consistent set of learner state, trainer state and replay snapshot, and the highest version number ever used.
+
+Which folder counts as complete is ``learner.checkpoint_folder``'s business.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,18 +17,20 @@ from streamrl.errors import CheckpointError
 from streamrl.learner import checkpoint_folder
 from streamrl.protocol.groups import ReplaySnapshot
 from streamrl.protocol.interfaces import BatchSource, LearnerGroup, PromptSource
+from streamrl.telemetry.run_folder import read_json, write_json
 
 log = logging.getLogger(__name__)
 
 _TRAINER = "trainer.json"
 _REPLAY = "replay.msgpack"
+_VERSION = "highest_version.json"  # beside the folders: newer than any of them
 
 
 class TrainerState(msgspec.Struct):
-    """Where the trainer stands. ``version`` is the newest number ever handed to a publication; ``published`` what all replicas serve."""
+    """Where the trainer stands. ``version`` is the newest number given to a set of weights (-1: none yet); ``published`` what all replicas serve."""
 
     step: int = 0
-    version: int = 0
+    version: int = -1
     published: int = 0
     totals: dict[str, Any] = {}
     cursor: dict[str, Any] = {}  # of the prompt source, at the frontier of admission
@@ -47,7 +53,7 @@ class Checkpoints:
         state.cursor = await self._cursor(snapshot)
         (folder / _TRAINER).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
         (folder / _REPLAY).write_bytes(msgspec.msgpack.encode(snapshot))
-        done = checkpoint_folder.finish(folder, max_to_keep=self._config.max_ckpt_to_keep)
+        done = await asyncio.to_thread(checkpoint_folder.finish, folder, max_to_keep=self._config.max_ckpt_to_keep)  # reads every byte again
         log.info("saved %s", done)
         return done
 
@@ -65,6 +71,16 @@ class Checkpoints:
         await self._prompts.restore(state.cursor)
         log.info("restored step %d, version %d and %d untrained groups from %s", state.step, state.version, len(snapshot.groups), self._resume)
         return state
+
+    def highest_version(self) -> int:
+        """The highest number that this run has given to a set of weights; -1 before the first."""
+        saved = read_json(self._root / _VERSION)
+        return -1 if saved is None else int(saved)
+
+    def claim_version(self, version: int) -> None:
+        """Remember ``version`` as used before anybody sees it, so that a run which falls back to an older checkpoint never gives it to other weights."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        write_json(self._root / _VERSION, version)
 
     async def _cursor(self, snapshot: ReplaySnapshot) -> dict[str, Any]:
         """Where the data goes on: after the last prompt the snapshot knows, not where the source's own cursor happens to be."""

@@ -115,8 +115,9 @@ async def generate_groups(worker: GroupWorker, *, n: int) -> None:
 
 async def keep_leases(worker: GroupWorker, config: ReplayConfig, clock: Clock) -> None:
     """Produces heartbeats; waits for the next beat. Stops the groups that were taken away from this worker, so that no engine time
-    goes into rows nobody will accept."""
+    goes into rows nobody will accept. An engine that broke ends the loop, and thereby the actor, also while no session runs on it."""
     while True:
+        worker.check_engine()
         reply = await worker.replay.heartbeat(worker.name)
         for lease in reply.cancel:
             task = worker.groups.get((lease[0], lease[1]))

@@ -45,9 +45,6 @@ class Totals(msgspec.Struct):
     steps: int = 0
     rewards: list[float] = []
     val_accuracies: list[float] = []
-    lag_sum: int = 0
-    lag_groups: int = 0
-    lag_max: int = 0
     trained_tokens: int = 0
     stats: ReplayStats = msgspec.field(default_factory=ReplayStats)
     last_step_end: float = 0.0
@@ -81,9 +78,6 @@ class Totals(msgspec.Struct):
         self.steps = step
         if reward is not None:
             self.rewards.append(reward)
-        self.lag_sum += sum(lags)
-        self.lag_groups += len(lags)
-        self.lag_max = max([self.lag_max, *lags])
         self.trained_tokens += update.trained_tokens
         self.stats = stats
         self.last_step_end, self.last_generated = now, stats.tokens_generated
@@ -117,8 +111,8 @@ class Totals(msgspec.Struct):
 
     @property
     def lag_mean(self) -> float:
-        """Mean over trained groups, in versions."""
-        return self.lag_sum / max(self.lag_groups, 1)
+        """Mean over trained groups, in versions, by the ledger."""
+        return self.stats.lag_sum / max(self.stats.trained, 1)
 
     def reward_ends(self) -> tuple[float | None, float | None]:
         """Mean reward of the first and of the last steps (``REWARD_WINDOW`` each, at most half of the run)."""

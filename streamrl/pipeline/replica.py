@@ -20,4 +20,6 @@ class EngineReplica:
         return await self._engine.update_weights(manifest)
 
     async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
-        return await self._runner.evaluate(rows)
+        scores = await self._runner.evaluate(rows)
+        self._engine.check()  # what a broken engine failed to answer says nothing about the policy
+        return scores

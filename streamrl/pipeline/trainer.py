@@ -6,7 +6,8 @@ It is a dispatcher: it holds keys, tags and manifests, and never imports torch. 
 
 Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
 version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
-never given to two sets of weights (``_publish``); what is saved is never "weights after the step, buffer before it" (``checkpoint``).
+never given to two sets of weights, also after a resume (``prepare``, ``_snapshot``); what is saved is never "weights after the step,
+buffer before it" (``checkpoint``).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from streamrl.config import Config
-from streamrl.errors import Closed, RunFailed
+from streamrl.errors import Closed
 from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
+from streamrl.pipeline.loops import cancel_all
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
@@ -32,6 +34,7 @@ from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import WeightManifest
+from streamrl.replay import staleness
 from streamrl.telemetry.metrics import Metrics
 from streamrl.weights.publisher import WeightPublisher
 
@@ -70,7 +73,6 @@ class Trainer:
         self.totals = Totals()
         self._publication: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._skips = 0
         self._wait_data_s = 0.0
 
     def stop(self) -> None:
@@ -89,19 +91,18 @@ class Trainer:
             await self._finish()
         finally:
             if self._publication is not None:
-                self._publication.cancel()
+                await cancel_all([self._publication])
             await self.replay.close()
         return self.totals
 
     async def prepare(self) -> None:
-        """Before any loop runs: restore if asked, then hand the starting weights to every engine. Version 0 proves the delivery path."""
+        """Before any loop runs: restore if asked, then publish the starting weights. Version 0 proves the delivery path to every engine."""
         restored = await self.checkpoints.restore(self.learner, self.replay)
         if restored is not None:
             self.state = restored
             self.totals = Totals.restored(restored.totals)
-        version = 0 if restored is None else restored.version + 1  # restored weights get a number of their own
-        manifest = await self._call(self.learner.snapshot(version), "a snapshot of the starting weights", "publish")
-        await self._publish(manifest)
+        self.state.version = max(self.state.version, self.checkpoints.highest_version())
+        await self._publish(await self._snapshot())  # restored weights get a number of their own
 
     async def _step_unless_stopped(self) -> bool:
         """One step; False when the stop signal came while waiting for its batch, or when no batch will come."""
@@ -118,25 +119,26 @@ class Trainer:
     async def _take(self) -> TakenBatch | None:
         """The next batch, or None when the stop signal came first (a lease taken after that is in the snapshot as untrained)."""
         limit_s = self.config.replay.take_timeout_s
-        take = asyncio.ensure_future(self.replay.take(self.config.data.train_batch_size, limit_s))
-        stopped = asyncio.ensure_future(self._stop.wait())
         started = time.monotonic()
         try:
             with self.waits.waiting("a batch of complete groups", "replay", limit_s), self.metrics.state("wait_data"):
-                await self._first_of(take, stopped)
-            return take.result() if take.done() else None
+                return await self._unless_stopped(self.replay.take(self.config.data.train_batch_size, limit_s))
         finally:
             self._wait_data_s = time.monotonic() - started
-            take.cancel()
-            stopped.cancel()
 
-    async def _first_of(self, take: asyncio.Future[TakenBatch], stopped: asyncio.Future[bool]) -> None:
-        """Until a batch or the stop signal; a publication that fails meanwhile raises here, since no batch may ever come then."""
-        while not take.done() and not stopped.done():
-            publication = self._publication
-            await asyncio.wait({take, stopped} | ({publication} if publication else set()), return_when=asyncio.FIRST_COMPLETED)
-            if publication is not None and publication.done():
-                await self._await_publication()
+    async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
+        """What the call gives, or None when the stop signal came first. A publication that fails meanwhile raises here: no batch may ever come then."""
+        task, stopped = asyncio.ensure_future(call), asyncio.ensure_future(self._stop.wait())
+        try:
+            while not task.done() and not stopped.done():
+                publication = self._publication
+                await asyncio.wait({task, stopped} | ({publication} if publication else set()), return_when=asyncio.FIRST_COMPLETED)
+                if publication is not None and publication.done():
+                    await self._await_publication()
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            stopped.cancel()
 
     async def step(self, batch: TakenBatch) -> None:
         """Train one batch; the lease ends as trained or as dropped(skipped_step)."""
@@ -156,7 +158,8 @@ class Trainer:
             balance=self.config.trainer.balance_batch,
         )
         update = await self._call(self.learner.update(works), "the policy update", "forward_backward")
-        rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small"})
+        kept = set(meta.keys)
+        rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small" and key in kept})
         await self._settle(batch, update, rejected)
         metrics = scored.metrics | judged.metrics | update.metrics
         await self._report(batch, meta, lags, metrics, update, time.monotonic() - started)
@@ -164,35 +167,29 @@ class Trainer:
 
     async def _drop_stale(self, batch: TakenBatch) -> tuple[KVBatchMeta, list[int]]:
         """The bound once more, just before the first optimizer step: publication may have moved since the take."""
-        stale = set(await self.replay.check_bound(batch.lease_id))
-        moved = self.state.published - batch.published_version
-        lags = [lag + moved for uid, lag in zip(batch.uids, batch.lags, strict=True) if uid not in stale]
-        if not stale:
-            return batch.meta, lags
-        log.warning("%d of %d groups passed the staleness bound while they waited; they are dropped", len(stale), len(batch.uids))
-        keep = [key for key in batch.meta.keys if TrajectoryKey.parse(key).uid not in stale]
-        return batch.meta.select_keys(keep), lags
+        meta, stale = batch.meta, set(await self.replay.check_bound(batch.lease_id))
+        if stale:
+            log.warning("%d of %d groups passed the staleness bound while they waited; they are dropped", len(stale), len(batch.uids))
+            meta = meta.select_keys([key for key in meta.keys if TrajectoryKey.parse(key).uid not in stale])
+        return meta, group_lags(meta, self.state.published)
 
     async def _settle(self, batch: TakenBatch, update: UpdateReport, rejected: list[str]) -> None:
-        """End the lease; a new version exists only when the weights moved."""
+        """End the lease; a new version exists only when the weights moved. Too many skips in a row are the learner's to refuse."""
         if update.applied == 0:
-            self._skips += 1
             await self.replay.skip(batch.lease_id)
-            if self._skips >= self.config.learner.max_consecutive_skips:
-                raise RunFailed(
-                    f"an update must move the weights at least once in {self.config.learner.max_consecutive_skips} steps, "
-                    f"got {self._skips} skipped steps in a row; look at the gradient norm and the rewards in metrics/steps.jsonl"
-                )
             return
-        self._skips = 0
-        version = self.state.version + 1
-        manifest = await self._call(self.learner.snapshot(version), f"a snapshot of version {version}", "publish")
+        manifest = await self._snapshot()
         await self.replay.commit(batch.lease_id, rejected)
-        self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {version}")
+        self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {manifest.version}")
+
+    async def _snapshot(self) -> WeightManifest:
+        """The learner's weights under the next version number, which is written down as used before they leave the learner."""
+        self.state.version += 1
+        self.checkpoints.claim_version(self.state.version)
+        return await self._call(self.learner.snapshot(self.state.version), f"a snapshot of version {self.state.version}", "publish")
 
     async def _publish(self, manifest: WeightManifest) -> None:
         """Hand a version to every serving replica, then free the slots of what was trained into it."""
-        self.state.version = manifest.version
         started = time.monotonic()
         with self.waits.waiting(f"version {manifest.version} on all replicas", "rollout actors", self.config.weights.publish_timeout_s):
             reports = await self.publisher.publish(manifest)
@@ -241,8 +238,8 @@ class Trainer:
             await self.checkpoint()
 
     async def _validate(self) -> None:
-        """Greedy accuracy on the validation rows, under the published version; no publication happens meanwhile."""
-        accuracy = await self.validator.accuracy(self.publisher)
+        """Greedy accuracy on the validation rows, under the published version; no publication happens meanwhile. A stop request ends it unmeasured."""
+        accuracy = await self._unless_stopped(self.validator.accuracy(self.publisher))
         if accuracy is not None:
             self.totals.validated(accuracy)
             self.record(StepRecord(step=self.state.step, version=self.state.version, val_accuracy=accuracy))
@@ -254,16 +251,24 @@ class Trainer:
             await self.checkpoints.save(self.state, self.learner, self.replay)
 
     async def _finish(self) -> None:
-        if self.config.trainer.test_freq != 0 and not self._stop.is_set():
-            await self._validate()
-        self.totals.close(await self.replay.stats())
+        """Save first: a validation that fails must not cost the weights."""
         await self.checkpoint()
+        await self._validate()
+        self.totals.close(await self.replay.stats())
 
     async def _call(self, call: Awaitable[T], what: str, state: str) -> T:
         """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name."""
         with self.metrics.state(state):
             return await self.waits.limit(call, what, "learner", self.config.learner.step_timeout_s)
 
-    def describe(self) -> dict[str, Any]:
-        """For the live line and ``status``."""
-        return {"step": self.state.step, "total_steps": self.total_steps, "version": self.state.version, "published": self.state.published}
+
+def group_lags(meta: KVBatchMeta, published: int) -> list[int]:
+    """Versions between the oldest token of each group and the published one, groups in batch order.
+
+    Computed anew and not advanced from the take: a replica that took a version up early yields tokens newer than the published version.
+    """
+    oldest: dict[str, int] = {}
+    for key, tag in zip(meta.keys, meta.tags, strict=True):
+        uid = TrajectoryKey.parse(key).uid
+        oldest[uid] = min(oldest.get(uid, tag["min_global_steps"]), tag["min_global_steps"])
+    return [staleness.lag(published, version) for version in oldest.values()]

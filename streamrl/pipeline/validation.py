@@ -7,7 +7,7 @@ import logging
 import math
 from typing import Any
 
-from streamrl.errors import ActorDied, RunFailed
+from streamrl.errors import ActorDied, EngineError, RunFailed
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.interfaces import PromptSource
 from streamrl.weights.publisher import WeightPublisher
@@ -42,13 +42,13 @@ class Validator:
         return sum(scores) / len(scores)
 
     async def _scores(self, publisher: WeightPublisher, rows: list[dict[str, Any]]) -> list[float]:
-        """Deal the rows to the serving replicas; when one dies meanwhile, deal again to those that serve then."""
+        """Deal the rows to the serving replicas; when one dies or its engine breaks meanwhile, deal again to those that serve then."""
         while True:
             replicas = await publisher.serving()
             shares = [rows[i :: len(replicas)] for i in range(len(replicas))]
             calls = [replica.evaluate(share) for replica, share in zip(replicas, shares, strict=True) if share]
             try:
                 return [score for part in await asyncio.gather(*calls) for score in part]
-            except ActorDied as error:
+            except (ActorDied, EngineError) as error:
                 log.warning("validation starts again: %s", error)
                 await asyncio.sleep(RETRY_S)

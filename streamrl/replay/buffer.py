@@ -66,9 +66,9 @@ class ReplayBuffer:
         self._learners = LearnerLeases()
         self._late: dict[str, Group] = {}  # groups that sampling waits for, by uid
         self._next_seq_no = 0
+        self._frontier: tuple[int, int] | None = None  # (epoch, position) after the last admitted prompt
         self._trained_unpublished = 0
         self._claims_trained = 0  # claims of committed batches, returned to the horizon at the next publication
-        self._restored_unpublished = 0
 
     # ---- the prompt feeder ------------------------------------------------------------------------------------------------------------
 
@@ -105,6 +105,7 @@ class ReplayBuffer:
         self._next_seq_no += len(prompts)
         for seq_no, prompt in enumerate(prompts, first):
             self._life.admit(prompt, seq_no)
+            self._frontier = max(self._frontier or (0, 0), (prompt.epoch, prompt.position + 1))
         return list(range(first, self._next_seq_no))
 
     def end_of_prompts(self) -> None:
@@ -229,10 +230,9 @@ class ReplayBuffer:
 
     def published(self, version: int) -> None:
         """All serving replicas hold ``version``: frees the slots of what was trained into it and drops what is now too old."""
-        fresh = self._trained_unpublished - self._restored_unpublished
-        if version < self.published_version or (version == self.published_version and fresh):
+        if version < self.published_version or (version == self.published_version and self._trained_unpublished):
             raise ProtocolError(f"published versions only grow, got version {version} after {self.published_version}; publish each version once")
-        self._trained_unpublished = self._restored_unpublished = 0
+        self._trained_unpublished = 0
         self._horizon.claimed -= self._claims_trained
         self._claims_trained = 0
         self.published_version = version
@@ -274,6 +274,7 @@ class ReplayBuffer:
             groups=groups,
             stats=self.stats(),
             quarantine=self._life.quarantine.names(),
+            frontier=self._frontier,
         )
 
     def restore(self, snapshot: ReplaySnapshot) -> None:
@@ -281,10 +282,10 @@ class ReplayBuffer:
         if self.ledger.admitted or self.table.groups:
             raise ProtocolError(f"a snapshot is restored into an empty buffer, got one with {self.ledger.admitted} admitted groups; restore before feeding")
         now = self.clock()
-        self.published_version, self._next_seq_no = snapshot.published_version, snapshot.next_seq_no
+        self.published_version, self._next_seq_no, self._frontier = snapshot.published_version, snapshot.next_seq_no, snapshot.frontier
         self.ledger.restore(snapshot.stats)
         self._life.quarantine.restore(snapshot.quarantine)
-        self._trained_unpublished = self._restored_unpublished = snapshot.stats.trained_unpublished
+        self._trained_unpublished = snapshot.stats.trained_unpublished  # until the restored weights are published, under a number of their own
         for saved in sorted(snapshot.groups, key=lambda group: group.seq_no):
             self.table.add(Group(saved.uid, saved.seq_no, saved.row, now, attempt=saved.attempt + 1))
 

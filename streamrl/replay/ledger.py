@@ -36,6 +36,7 @@ class Ledger:
         self.tokens_dropped: Counter[str] = Counter()
         self.expired_leases = 0
         self.rejected_writes = 0
+        self.partial_trained = 0
         self.lag_sum = 0
         self.lag_max = 0
 
@@ -47,6 +48,7 @@ class Ledger:
         self.trained += 1
         self.rows_trained += sum(len(session.keys) for session in group.sessions.values())
         self.tokens_trained += _tokens(group.sessions.values())
+        self.partial_trained += group.outcome == "partial"
         self.lag_sum += group.lag
         self.lag_max = max(self.lag_max, group.lag)
 
@@ -71,7 +73,7 @@ class Ledger:
         stats.tokens_generated, stats.tokens_trained = self.tokens_generated, self.tokens_trained
         stats.trajectories_dropped, stats.tokens_dropped = dict(self.rows_dropped), dict(self.tokens_dropped)
         stats.expired_leases, stats.rejected_writes = self.expired_leases, self.rejected_writes
-        stats.lag_sum, stats.lag_max = self.lag_sum, self.lag_max
+        stats.partial_trained, stats.lag_sum, stats.lag_max = self.partial_trained, self.lag_sum, self.lag_max
         return stats
 
     def restore(self, stats: ReplayStats) -> None:
@@ -81,7 +83,7 @@ class Ledger:
         self.tokens_generated, self.tokens_trained = stats.tokens_generated, stats.tokens_trained
         self.rows_dropped, self.tokens_dropped = Counter(stats.trajectories_dropped), Counter(stats.tokens_dropped)
         self.expired_leases, self.rejected_writes = stats.expired_leases, stats.rejected_writes
-        self.lag_sum, self.lag_max = stats.lag_sum, stats.lag_max
+        self.partial_trained, self.lag_sum, self.lag_max = stats.partial_trained, stats.lag_sum, stats.lag_max
         lost_rows = self.rows_generated - self.rows_trained - self.rows_dropped.total()
         if lost_rows:
             self.rows_dropped[SUPERSEDED] += lost_rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -66,6 +67,7 @@ class ReplayService:
         self.buffer = buffer
         self._clear = clear
         self._admission, self._lease, self._take, self._timer = Topic(), Topic(), Topic(), Topic()
+        self._releases: Counter[str] = Counter()  # by worker: how often it was declared dead
         self._seen_changes = buffer.table.changes
         self._timer_due = 0.0  # clock time at which the timer loop will look by itself
         self._to_clear: list[list[str]] = []
@@ -93,13 +95,14 @@ class ReplayService:
     # ---- rollout actors
 
     async def lease(self, worker: str, max_groups: int, wait_s: float) -> LeaseReply:
-        deadline = _loop_time() + wait_s
-        while True:
+        deadline, releases = _loop_time() + wait_s, self._releases[worker]
+        while self._releases[worker] == releases:  # a call outlives its caller: what a dead worker waited for must not be leased to its successor's name
             self._expire()
             reply = self.buffer.lease(worker, max_groups)
             self._after()
             if reply.leases or reply.closed or not await self._lease.wait_until(deadline):
                 return reply
+        return LeaseReply([])
 
     async def push(self, session: SessionPush) -> bool:
         try:
@@ -117,6 +120,7 @@ class ReplayService:
         self._after()
 
     async def release_worker(self, worker: str) -> int:
+        self._releases[worker] += 1
         result = self.buffer.release_worker(worker)
         self._after()
         return result

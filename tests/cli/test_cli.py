@@ -10,7 +10,7 @@ import pytest
 
 from streamrl import __version__
 from streamrl.cli.launch import configure, find_checkpoint
-from streamrl.cli.main import build_parser, main
+from streamrl.cli.main import build_parser, main, parse
 from streamrl.cli.settings import split_settings
 from streamrl.cli.status import describe
 from streamrl.errors import ActorDied, RunFailed, UsageError
@@ -20,7 +20,7 @@ from streamrl.telemetry.steps import StepLog
 from streamrl.telemetry.summary import RunStatus, RunSummary
 
 CONFIG = "model: {path: m}\nrollout: {engine: scripted, n: 4}\nactor: {use_dynamic_bsz: true, ppo_mini_batch_size: 2}\n"
-ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "data_source": "sum", "reward_model": {"style": "rule", "ground_truth": "2"}}\n'
+ROW = '{"prompt": [{"role": "user", "content": "1+1"}], "data_source": "streamrl/tiny_add", "reward_model": {"style": "rule", "ground_truth": "2"}}\n'
 
 
 @pytest.fixture
@@ -182,3 +182,10 @@ def test_status_reads_files_only_and_says_when_the_driver_is_silent(tmp_path, ca
         assert main(["status", str(folder.root)]) == 0
         assert "run completed" in capsys.readouterr().out
     assert main(["status", str(tmp_path)]) == 2
+
+
+def test_options_may_stand_between_a_file_and_its_overrides(tmp_path):
+    arguments = parse(["launch", "a.yaml", "--run-dir", str(tmp_path), "rollout.n=8", "run.seed=1"])
+    assert arguments.settings == ["a.yaml", "rollout.n=8", "run.seed=1"]
+    with pytest.raises(SystemExit):
+        parse(["launch", "a.yaml", "--nonsense", "rollout.n=8"])
