@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 
 import msgspec
+import ray
 
 from actors.members import Member
 from actors.trainer import Progress
@@ -55,6 +56,7 @@ class Board:
     def members(self, members: Iterable[Member]) -> None:
         """(Re)write the scrape targets of the actors that exist now."""
         host = self._config.telemetry.host
+        host = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
         targets = [Target("driver", "driver", host, self._port)]
         targets += [Target(m.role, m.name, host, m.hello.metrics_port or 0) for m in members if m.hello is not None]
         write_targets(self._folder.targets, self._folder.root.name, targets)

@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20  # of a local Ray: rows travel through our own segments, Ray carries only small messages
 ENVIRONMENT = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without a GPU keeps its view of the devices; silences a warning
     "RAY_worker_niceness": "0",  # Ray's default of 15 lets any other process of the machine starve engine and learner
 }
 
@@ -42,20 +41,22 @@ class Cluster:
             options["address"] = cluster.address
         try:
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RunFailed(f"cluster.address={cluster.address!r} must name a running Ray, got: {error}; start one with `ray start --head`") from error
+        except Exception as error:  # Ray raises connection, runtime, value and authentication errors of many classes here
+            what = "a local Ray must start" if self.own else f"cluster.address={cluster.address!r} must name a running Ray that lets us in"
+            raise RunFailed(f"{what}, got {type(error).__name__}: {error}; see docs/cluster.md") from error
         log.info("%s Ray at %s", "started a local" if self.own else "joined", ray.get_runtime_context().gcs_address)
         self._check_resources()
 
     def _check_resources(self) -> None:
         """What the run asks for must exist; a missing GPU would otherwise be waited for without end."""
-        config, have = self._config, ray.cluster_resources()
+        config, here = self._config, ray.get_runtime_context().get_node_id()
+        have = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {})
         gpus = config.rollout.num_actors * config.rollout.num_gpus_per_actor + config.learner.ranks * config.learner.num_gpus_per_rank
         if gpus > have.get("GPU", 0.0):
             raise ClusterTooSmall(
                 f"the run needs {gpus:g} GPU (rollout {config.rollout.num_actors} x {config.rollout.num_gpus_per_actor:g}, learner "
-                f"{config.learner.ranks} x {config.learner.num_gpus_per_rank:g}), got {have.get('GPU', 0.0):g} in the cluster; "
-                "lower rollout.num_gpus_per_actor or learner.num_gpus_per_rank, or join a larger cluster"
+                f"{config.learner.ranks} x {config.learner.num_gpus_per_rank:g}), got {have.get('GPU', 0.0):g} on this node; "
+                "lower rollout.num_gpus_per_actor or learner.num_gpus_per_rank, or launch from a node that has them (a run uses one node)"
             )
         free = shutil.disk_usage(config.dataplane.shm_dir).free
         if config.dataplane.capacity_bytes > free:

@@ -1,11 +1,12 @@
 """What every actor is besides its own work: settings, typed calls, a metrics page, open waits, its processes on record.
 
-Guarantees: the code that runs is the driver's (same package file, same version); an error leaves ``run`` as plain words
+Guarantees: the code that runs is the driver's (same source files, by hash); an error leaves ``run`` as plain words
 (class, message), never as a pickle; ``hello`` and ``health`` answer while the actor works.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -31,14 +32,13 @@ WireError = tuple[str, str, str]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an actor is told at birth. ``package`` and ``version`` are the driver's, to be compared."""
+    """What an actor is told at birth. ``code`` is the hash of the driver's source files, to be compared."""
 
     name: str
     role: str
     run_dir: str
     config: Config
-    package: str
-    version: str
+    code: str
     driver_pid: int
     resume: str | None = None
 
@@ -59,7 +59,6 @@ class Health(msgspec.Struct, frozen=True):
     pid: int
     waits: list[Wait]
     imports_torch: bool
-    loop_lag_s: float = 0.0
 
 
 def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume: Path | None = None) -> bytes:
@@ -69,8 +68,7 @@ def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume
         role,
         str(folder.root),
         config,
-        os.path.realpath(actors.__file__),
-        streamrl.__version__,
+        code_digest(),
         os.getpid(),
         str(resume) if resume else None,
     )
@@ -85,7 +83,7 @@ class Host:
         self.config = self.settings.config
         self.name = self.settings.name
         self.folder = RunFolder(Path(self.settings.run_dir))
-        _check_package(self.settings)
+        _check_code(self.settings)
         logs.setup(self.name, file=self.folder.log_file(self.name), level=self.config.telemetry.log_level)
         self.metrics = Metrics(self.settings.role, self.name)
         self.metrics_port = self.metrics.serve(self.config.telemetry.host)
@@ -142,11 +140,21 @@ class Host:
             return to_wire(error)
 
 
-def _check_package(settings: Settings) -> None:
+def code_digest() -> str:
+    """Hash over the source files of both packages, by name and content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for package in (actors, streamrl):
+        root = Path(package.__path__[0])
+        for path in sorted(root.rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _check_code(settings: Settings) -> None:
     """``actors`` is a generic name: another installed package of that name, or another version, must not run here unseen."""
-    mine = os.path.realpath(actors.__file__)
-    if settings.version != streamrl.__version__ or os.path.basename(os.path.dirname(mine)) != os.path.basename(os.path.dirname(settings.package)):
+    mine = code_digest()
+    if mine != settings.code:
         raise RunFailed(
-            f"every process runs the driver's streamrl, got version {streamrl.__version__} at {mine} in {settings.name}, "
-            f"but {settings.version} at {settings.package} in the driver; install the same version on every node"
+            f"every process runs the driver's code, got another one in {settings.name}: streamrl {streamrl.__version__} at {Path(streamrl.__path__[0])} "
+            f"and actors at {Path(actors.__path__[0])}; install the same version on every node, and restart runs after an edit"
         )

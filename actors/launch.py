@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -102,8 +103,10 @@ def _clear_leftovers(config: Config, folder: RunFolder) -> None:
 
 def _remove_shared_memory(config: Config, folder: RunFolder) -> None:
     """Segments and snapshots of this run, also those whose owner could not remove them."""
-    for path in Path(config.dataplane.shm_dir).glob(f"{PREFIX}{folder.root.name}-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    mine = re.compile(rf"{PREFIX}{re.escape(folder.root.name)}-([0-9a-f]{{16}}|weights)")  # and not those of a run named <name>-2
+    for path in Path(config.dataplane.shm_dir).iterdir():
+        if mine.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _open_weights(config: Config, folder: RunFolder) -> Path:

@@ -17,6 +17,7 @@ class LearnerActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         self._closed = asyncio.Event()
+        self.threaded: Threaded | None = None
         number = int(self.name.rsplit("-", 1)[1])
         store = store_client(peers["store"], self.name, self.config.dataplane)
         weights_dir = build.weights_dir(self.config, self.folder.root.name)
@@ -39,5 +40,6 @@ class LearnerActor(Host):
         await self._closed.wait()
 
     async def close(self) -> None:
-        self.threaded.close()
+        if self.threaded is not None:
+            self.threaded.close()
         self._closed.set()

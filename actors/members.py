@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.host import Health, Hello, Host, WireError, settings_for
 from actors.learner import LearnerActor
@@ -60,6 +61,7 @@ class Member:
 
     def start_run(self) -> None:
         self.run = as_future(self.handle.run.remote())
+        self.run.add_done_callback(lambda run: run.cancelled() or run.exception())  # looked at: who ends the run kills actors on purpose
 
     async def health(self) -> Health | None:
         """None when the actor does not answer in time."""
@@ -75,7 +77,9 @@ class Member:
 def create(name: str, role: str, config: Config, settings: Callable[..., bytes]) -> Member:
     """Ask Ray for an actor. Light kinds ask for no CPU, so that everything fits a machine of two cores."""
     gpus = {"rollout": config.rollout.num_gpus_per_actor, "learner": config.learner.num_gpus_per_rank}.get(role, 0.0)
-    remote = ray.remote(KINDS[role]).options(name=name, num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # rows and weights lie in this node's memory
+    options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": here}
+    remote = ray.remote(KINDS[role]).options(**options)
     return Member(name, role, remote.remote(settings(name, role)))
 
 

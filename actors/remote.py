@@ -25,10 +25,9 @@ def client(handle: ActorHandle, name: str, interface: type, *, limit_s: float) -
 async def answer(ref: ray.ObjectRef, what: str, limit_s: float) -> Any:
     """The result behind ``ref``, or the error that names the wait."""
     try:
-        return await asyncio.wait_for(as_future(ref), limit_s)
-    except TimeoutError as error:
-        if isinstance(error, WaitTimeout):
-            raise
+        async with asyncio.timeout(limit_s):
+            return await as_future(ref)
+    except TimeoutError:
         raise WaitTimeout(f"{what} must be answered within {limit_s:g} s, got no answer; see the log of that actor") from None
     except ray.exceptions.RayActorError as error:
         raise ActorDied(f"{what} was not answered: its process has died ({_cause(error)})") from None

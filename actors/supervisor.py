@@ -159,10 +159,11 @@ class Supervisor:
         for name, task in list(self._restarting.items()):
             if task.done():
                 del self._restarting[name]
-                if (error := task.exception()) is not None:
-                    if not isinstance(error, ActorDied | EngineError):
-                        raise error
-                    failures[name] = error  # the replacement died before it served
+                failure = task.exception()
+                if isinstance(failure, ActorDied | EngineError):
+                    failures[name] = failure  # the replacement died before it served
+                elif failure is not None:
+                    raise failure
         for name, error in failures.items():
             self._restart(self.members[name], error)
 

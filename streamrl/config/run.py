@@ -49,9 +49,7 @@ class TelemetryConfig(Section, frozen=True):
     """Metrics and logs."""
 
     host: str = "127.0.0.1"
-    recorder_s: Seconds = 5.0
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    stall_s: Seconds = 300.0
 
 
 class Config(Section, frozen=True):

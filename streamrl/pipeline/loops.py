@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import SessionFailed, StaleWrite
@@ -214,7 +215,7 @@ def _raise_failures(worker: GroupWorker) -> None:
                 raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for their ends; their errors were reported where they mattered."""
     pending = list(tasks)
     for task in pending:

@@ -25,6 +25,7 @@ from streamrl.errors import Closed
 from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
 from streamrl.pipeline.loops import cancel_all
+from streamrl.pipeline.metering import meter_step
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
@@ -219,11 +220,7 @@ class Trainer:
             seconds=seconds,
             wait_data_s=self._wait_data_s,
         )
-        for lag in lags:
-            self.metrics.observe("streamrl_staleness_versions", lag, stage="train")
-        self.metrics.inc("streamrl_learner_steps_total")
-        self.metrics.inc("streamrl_learner_tokens_total", update.trained_tokens)
-        self.metrics.inc("streamrl_learner_groups_total", len(lags))
+        meter_step(self.metrics, record, update)
         self.record(record)
 
     async def _scheduled_work(self) -> None:

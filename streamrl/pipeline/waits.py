@@ -49,11 +49,13 @@ class WaitTable:
 
     async def limit(self, awaitable: Awaitable[T], what: str, on: str, limit_s: float) -> T:
         """Await under a deadline that this table keeps; WaitTimeout names the wait."""
+        deadline = asyncio.timeout(limit_s)  # not wait_for: in Python 3.11 that one can swallow a cancellation, and its task then runs on
         with self.waiting(what, on, limit_s):
             try:
-                return await asyncio.wait_for(awaitable, limit_s)
-            except TimeoutError as error:
-                if isinstance(error, WaitTimeout):
+                async with deadline:
+                    return await awaitable
+            except TimeoutError:
+                if not deadline.expired():
                     raise
                 raise WaitTimeout(f"{self._waiter} waited {limit_s:g} s for {what} of {on}, which is its limit; look at {on}, or raise the limit") from None
 

@@ -22,7 +22,8 @@ def launch(tmp_path):
     jobs: list[Job] = []
 
     def start(*arguments: str, name: str = "run", **options) -> Job:
-        job = Job(tmp_path / name, f"--run-dir={tmp_path / name}", *arguments, **options)
+        folder = [] if "--resume" in arguments else [f"--run-dir={tmp_path / name}"]
+        job = Job(tmp_path / name, *folder, *arguments, **options)
         jobs.append(job)
         return job
 

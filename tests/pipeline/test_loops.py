@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamrl.config.rollout import ReplayConfig
-from streamrl.errors import EngineError, SessionFailed, StaleWrite, StoreFull
+from streamrl.errors import EngineError, SessionFailed, StaleWrite, StoreFull, WaitTimeout
 from streamrl.pipeline.loops import GroupWorker, feed_prompts, generate_groups, keep_leases
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
@@ -261,3 +261,42 @@ def test_the_end_of_the_data_is_told_once_after_the_last_prompt():
     prompts, gate = Prompts(5), Gate([4, 4, 4])
     feed(prompts, gate)
     assert len(gate.admitted) == 5 and gate.ended
+
+
+def test_a_wait_under_a_limit_never_swallows_a_cancellation():
+    async def case():
+        answer = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(WaitTable("trainer").limit(answer, "an answer", "learner", 60))
+        await asyncio.sleep(0)
+        answer.set_result(1)  # both in one turn of the loop
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(case())
+
+
+def test_a_limit_names_the_wait_and_leaves_the_callees_own_timeout_alone():
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def late() -> None:
+        raise TimeoutError("a socket")
+
+    waits = WaitTable("trainer")
+    with pytest.raises(WaitTimeout, match=r"trainer waited 0\.01 s for weights of learner"):
+        run(waits.limit(never(), "weights", "learner", 0.01))
+    with pytest.raises(TimeoutError, match="a socket"):
+        run(waits.limit(late(), "weights", "learner", 60))
+    assert waits.rows() == []
+
+
+def test_an_engine_that_breaks_while_idle_ends_the_loop():
+    async def case():
+        def broken() -> None:
+            raise EngineError("the engine core has ended")
+
+        with pytest.raises(EngineError):
+            await keep_leases(worker(Replay([]), Store(), Runner(), check_engine=broken), ReplayConfig(heartbeat_s=0.01), SystemClock())
+
+    run(case())

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from replay_world import HandClock, bad, check_world, good, prompts
 
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import BreakerOpen, Closed, LeaseExpired, StaleWrite
 from streamrl.protocol.groups import GroupLease, TakenBatch
 from streamrl.replay import ReplayBuffer
+from tests.replay.replay_world import HandClock, bad, check_world, good, prompts
 
 N, B = 2, 2
 WORKERS = ("w0", "w1", "w2")

@@ -6,11 +6,11 @@ import itertools
 from typing import get_args
 
 import pytest
-from replay_world import bad, check_world, finish, good, make_buffer, prompts, start, train
 
 from streamrl.errors import Closed, ConfigError, LeaseExpired, ProtocolError, StaleWrite
 from streamrl.protocol.groups import GroupState, SessionPush
 from streamrl.replay.groups import LEGAL, Group, GroupTable
+from tests.replay.replay_world import bad, check_world, finish, good, make_buffer, prompts, start, train
 
 STATES = get_args(GroupState)
 PATHS = {"pending": [], "running": ["running"], "ready": ["running", "ready"], "leased": ["running", "ready", "leased"]}
@@ -61,7 +61,12 @@ def test_a_partial_group_trains_with_its_good_sessions():
     for session_id in (1, 2):
         buffer.push(bad(lease, session_id))
     assert buffer.table.groups["g0"].outcome == "partial"
-    assert buffer.take(1).meta.keys == ["g0_0_0", "g0_3_0"]
+    batch = buffer.take(1)
+    assert batch.meta.keys == ["g0_0_0", "g0_3_0"]
+    buffer.commit(batch.lease_id)
+    resumed, _ = make_buffer(per_step=1, n=4)
+    resumed.restore(buffer.snapshot())
+    assert buffer.stats().partial_trained == resumed.stats().partial_trained == 1
 
 
 def test_min_sessions_n_means_all_or_nothing():

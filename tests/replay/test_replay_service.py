@@ -9,7 +9,6 @@ import sys
 import time
 
 import pytest
-from replay_world import bad, check_world, finish, good, prompts
 
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import BreakerOpen, Closed, StaleWrite, TakeTimeout
@@ -17,6 +16,7 @@ from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.interfaces import Replay
 from streamrl.protocol.rpc import Service, connect
 from streamrl.replay import ReplayBuffer, ReplayService
+from tests.replay.replay_world import bad, check_world, finish, good, prompts
 
 
 def make_service(per_step=2, n=2, clear=None, **config):
@@ -111,6 +111,21 @@ def test_expiry_happens_without_anyone_calling():
         assert [(lease.uid, lease.attempt) for lease in reply.leases] == [("g0", 2), ("g1", 2)]
         await service.close()
         await asyncio.wait_for(timers, 0.5)
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_a_dead_worker_waited_for_is_not_granted_to_its_name():
+    async def main():
+        service = make_service()
+        await service.admit(prompts(2))
+        assert len((await service.lease("w", 2, 1)).leases) == 2
+        of_the_dead = asyncio.create_task(service.lease("w", 2, 5))  # its process dies now; the call lives on
+        await asyncio.sleep(0.01)
+        assert await service.release_worker("w") == 2
+        assert (await asyncio.wait_for(of_the_dead, 0.2)).leases == []
+        of_the_successor = await service.lease("w", 2, 1)
+        assert [(lease.uid, lease.attempt) for lease in of_the_successor.leases] == [("g0", 2), ("g1", 2)]
 
     asyncio.run(main())
 

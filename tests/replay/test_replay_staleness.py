@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from replay_world import bad, check_world, finish, good, make_buffer, prompts, start, train
 
 from streamrl.errors import BreakerOpen, Closed, ProtocolError, TakeTimeout
+from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.outcome import most_frequent
+from tests.replay.replay_world import bad, check_world, finish, good, make_buffer, prompts, start, train
 
 
 @pytest.mark.parametrize(("per_step", "bound", "slots"), [(4, 0, 4), (4, 1, 8), (64, 3, 256), (2, 0, 2)])
@@ -345,7 +346,7 @@ def test_a_snapshot_brings_untrained_groups_back_with_the_next_attempt_and_close
         restored.restore(snapshot)
 
 
-def test_slots_of_a_restored_unpublished_batch_are_freed_by_publishing_the_same_version():
+def test_slots_of_a_restored_unpublished_batch_are_freed_when_the_restored_weights_are_published():
     buffer, _ = make_buffer(per_step=2, max_staleness=0)
     for lease in start(buffer, 2):
         finish(buffer, lease)
@@ -353,8 +354,22 @@ def test_slots_of_a_restored_unpublished_batch_are_freed_by_publishing_the_same_
     restored, _ = make_buffer(per_step=2, max_staleness=0)
     restored.restore(buffer.snapshot())
     assert restored.admission(9).slots == 0
-    restored.published(0)
+    restored.published(1)
     assert restored.admission(9).slots == 2
+
+
+def test_the_frontier_is_the_place_after_the_last_admitted_prompt_and_survives_a_restore():
+    buffer, _ = make_buffer(per_step=2, max_staleness=1)
+    assert buffer.snapshot().frontier is None
+    buffer.admit([Prompt("a", {}, 0, 6), Prompt("b", {}, 0, 7)])
+    assert buffer.snapshot().frontier == (0, 8)
+    buffer.admit([Prompt("c", {}, 1, 0)])
+    assert buffer.snapshot().frontier == (1, 1)
+    restored, _ = make_buffer(per_step=2, max_staleness=1)
+    restored.restore(buffer.snapshot())
+    assert restored.snapshot().frontier == (1, 1)
+    restored.admit([Prompt("d", {}, 1, 1)])
+    assert restored.snapshot().frontier == (1, 2)
 
 
 def test_b063_after_a_resume_each_prompt_is_trained_once():
