@@ -13,6 +13,7 @@ from streamrl.errors import ClusterTooSmall, RunFailed
 
 log = logging.getLogger(__name__)
 
+START_TRIES = 3
 OBJECT_STORE_BYTES = 256 << 20  # of a local Ray: rows travel through our own segments, Ray carries only small messages
 ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's default of 15 lets any other process of the machine starve engine and learner
@@ -40,12 +41,24 @@ class Cluster:
         else:
             options["address"] = cluster.address
         try:
-            ray.init(**options)
+            self._init(options)
         except Exception as error:  # Ray raises connection, runtime, value and authentication errors of many classes here
             what = "a local Ray must start" if self.own else f"cluster.address={cluster.address!r} must name a running Ray that lets us in"
             raise RunFailed(f"{what}, got {type(error).__name__}: {error}; see docs/cluster.md") from error
         log.info("%s Ray at %s", "started a local" if self.own else "joined", ray.get_runtime_context().gcs_address)
         self._check_resources()
+
+    def _init(self, options: dict) -> None:
+        """Ray gives its node 30 s to start, which a busy machine may miss: a local one is tried again."""
+        for attempt in range(1, START_TRIES + 1):
+            try:
+                ray.init(**options)
+                return
+            except Exception as error:
+                ray.shutdown()
+                if attempt == START_TRIES or not self.own or "timed out" not in str(error):
+                    raise
+                log.warning("the local Ray did not start in time (try %d of %d): %s", attempt, START_TRIES, error)
 
     def _check_resources(self) -> None:
         """What the run asks for must exist; a missing GPU would otherwise be waited for without end."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from streamrl.dataplane.segments import HEADER_BYTES, PAGE_BYTES, create_segment, stamp_generation
 from streamrl.errors import ProtocolError, StoreFull
 from streamrl.protocol.segments import SegmentRef
+from streamrl.protocol.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class SegmentPool:
         self._spares: list[SegmentRef] = []
         self._next_id = 1
         self._making_bytes = 0  # files that are being created
-        self._waiters: list[asyncio.Future[None]] = []
+        self._freed = Topic()
 
     @property
     def allocated_bytes(self) -> int:
@@ -71,7 +72,7 @@ class SegmentPool:
             if ref is not None:
                 self.segments[ref.segment_id] = Segment(ref, writer)
                 return ref
-            if not await self._freed(deadline):
+            if not await self._freed.wait_until(deadline):
                 raise self._full(size, timeout_s, cause)
 
     def check_put(self, writer: str, segment_id: int | None, begin: int, end: int) -> None:
@@ -145,23 +146,7 @@ class SegmentPool:
             self._unlink(segment.ref)
         else:
             self._spares.append(segment.ref)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _freed(self, deadline: float) -> bool:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        self._freed.wake()
 
     def _unlink(self, ref: SegmentRef) -> None:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -75,9 +76,11 @@ class SyncReference:
         loss, grad_norm = self._update(batch)
         self.version += 1
         await self._hand_over()
-        mask = batch.batch["response_mask"].bool()
-        responses = [ids[kept].tolist() for ids, kept in zip(batch.batch["responses"], mask, strict=True)]
-        return ReferenceStep(list(batch.non_tensor_batch["uid"]), responses, batch.batch["advantages"], batch.batch["old_log_probs"], loss, grad_norm)
+        mask = tensors_of(batch)["response_mask"].bool()
+        responses = [ids[kept].tolist() for ids, kept in zip(tensors_of(batch)["responses"], mask, strict=True)]
+        return ReferenceStep(
+            list(batch.non_tensor_batch["uid"]), responses, tensors_of(batch)["advantages"], tensors_of(batch)["old_log_probs"], loss, grad_norm
+        )
 
     async def _generate(self, batch: DataProto) -> DataProto:
         """Columns of the answers: row i is session i % n of its prompt."""
@@ -104,7 +107,7 @@ class SyncReference:
 
     def _log_probs(self, batch: DataProto) -> Tensor:
         """Log-probs [B, MR] of the response tokens: the output at t - 1 scores token t, at the sampling temperature."""
-        columns = batch.batch
+        columns = tensors_of(batch)
         width = columns["responses"].shape[1]
         out = self.model(input_ids=columns["input_ids"], attention_mask=columns["attention_mask"], position_ids=columns["position_ids"])
         logits = out.logits[:, -width - 1 : -1].float() / self.config.rollout.temperature
@@ -112,16 +115,16 @@ class SyncReference:
 
     async def _scores(self, batch: DataProto) -> DataProto:
         """Outcome scores on the last token of each answer."""
-        scores = torch.zeros_like(batch.batch["rollout_log_probs"])
-        for i, kept in enumerate(batch.batch["response_mask"].bool()):
+        scores = torch.zeros_like(tensors_of(batch)["rollout_log_probs"])
+        for i, kept in enumerate(tensors_of(batch)["response_mask"].bool()):
             row = {name: column[i] for name, column in batch.non_tensor_batch.items()}
-            text = self.tokenizer.decode(batch.batch["responses"][i][kept], skip_special_tokens=True)
+            text = self.tokenizer.decode(tensors_of(batch)["responses"][i][kept], skip_special_tokens=True)
             score, _ = await self.scorer.score(row, text, dict(row.get("extra_info") or {}))
             scores[i, int(kept.nonzero()[-1])] = score
         return DataProto.from_dict(tensors={"token_level_scores": scores, "token_level_rewards": scores})
 
     def _advantages(self, batch: DataProto) -> DataProto:
-        columns, algorithm = batch.batch, self.config.algorithm
+        columns, algorithm = tensors_of(batch), self.config.algorithm
         mask = columns["response_mask"]
         weights, _, _ = corrections.rollout_correction(columns["old_log_probs"], columns["rollout_log_probs"], mask, algorithm.rollout_correction)
         estimate = advantages.get(algorithm.adv_estimator)
@@ -136,7 +139,7 @@ class SyncReference:
         loss = torch.zeros(())
         for _ in range(actor.ppo_epochs):
             for part in batch.split(actor.ppo_mini_batch_size * n):
-                columns = part.batch
+                columns = tensors_of(part)
                 loss, _ = loss_of(
                     columns["old_log_probs"],
                     self._log_probs(part),
@@ -156,6 +159,12 @@ class SyncReference:
         dtype = getattr(torch, self.config.rollout.dtype)
         manifest = write_snapshot(self.version, self.model.state_dict().items(), self.weights_dir, dtype=dtype)
         await self.engine.update_weights(manifest)
+
+
+def tensors_of(data: DataProto) -> TensorDict:
+    """The tensor columns; every batch here has some."""
+    assert data.batch is not None
+    return data.batch
 
 
 def prompt_batch(prompts: list[Prompt]) -> DataProto:

@@ -14,6 +14,7 @@ from typing import Any
 
 from streamrl.errors import Closed
 from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
+from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.buffer import ReplayBuffer
 
@@ -24,37 +25,6 @@ CLEAR_TRIES = 5
 CLEAR_TIMEOUT_S = 30.0  # one call to the store
 CLOSE_TIMEOUT_S = 10.0  # for the last clearing
 IDLE_TIMER_S = 60.0  # longest sleep of the timer loop when no deadline is known
-
-
-class Topic:
-    """Waiters for one kind of change."""
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiters)
-
-    def wake(self) -> None:
-        """All who wait now look again, in the order in which they came."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait_until(self, deadline: float) -> bool:
-        """False when ``deadline`` (loop time) passed first."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
 
 
 class ReplayService:

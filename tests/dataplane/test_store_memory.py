@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 import pytest
-from store_world import config, one_store, trajectory
 
 from streamrl.dataplane import IndexCalls, Store, StoreIndex, sweep
 from streamrl.dataplane.segments import SegmentReader
@@ -21,6 +20,7 @@ from streamrl.protocol.fields import trajectory_tag
 from streamrl.protocol.interfaces import TrajectoryStore
 from streamrl.protocol.rpc import Service, connect
 from streamrl.protocol.segments import PutRequest
+from tests.dataplane.store_world import config, one_store, trajectory
 
 KB = 1024
 

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from store_world import one_store
 from tensordict import NonTensorStack, TensorDict
 
 from streamrl.errors import DtypeClash, MissingField, MissingKey, NotReady, ProtocolError, StaleWrite
 from streamrl.protocol.meta import KVBatchMeta
+from tests.dataplane.store_world import one_store
 
 
 @pytest.fixture
