@@ -168,11 +168,11 @@ class Supervisor:
             self._restart(self.members[name], error)
 
     async def _root_cause(self) -> StreamrlError:
-        """A process that died explains the complaints of those who waited for it."""
+        """A process that died explains the complaints of those who waited for it, which in turn say more than other errors."""
         await asyncio.wait({m.run for m in self.members.values() if m.run is not None}, timeout=ROOT_CAUSE_S)
-        failures = {m.name: error for m in self.members.values() if (error := _failure(m)) is not None}
-        deaths = {name: error for name, error in failures.items() if isinstance(error, ActorDied)}
-        name, error = next(iter((deaths or failures).items()))
+        failed = [m for m in self.members.values() if _failure(m) is not None]
+        first = min(failed, key=lambda m: (not _has_died(m), not isinstance(_failure(m), ActorDied)))
+        name, error = first.name, _failure(first)
         if isinstance(error, ActorDied):
             return RunFailed(f"{error}; the run ends. Continue it from its last checkpoint with: streamrl launch --resume {self.folder.root}")
         return RunFailed(f"{name} failed: {error}")
@@ -227,6 +227,11 @@ class Supervisor:
 
 def _settings(name: str, role: str, *, config: Config, folder: RunFolder, resume: Path | None) -> bytes:
     return settings_for(name, role, config, folder, resume if role == "trainer" else None)
+
+
+def _has_died(member: Member) -> bool:
+    """Its process is gone; a run that only reports an error ends with a result."""
+    return member.run is not None and member.run.done() and member.run.exception() is not None
 
 
 def _failure(member: Member) -> StreamrlError | None:

@@ -13,26 +13,16 @@ import hashlib
 import itertools
 import json
 import math
-import time
 from pathlib import Path
 
 from streamrl.config.rollout import ModelConfig
 from streamrl.engines.checks import check_request, check_successor, stop_reason
 from streamrl.errors import Closed, WeightMismatch
+from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.interfaces import Clock
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.weights.reader import verify
-
-
-class SystemClock:
-    """Real time."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class _Run:

@@ -12,33 +12,8 @@ from streamrl.engines.scripted import ScriptedEngine
 from streamrl.errors import Closed, WeightMismatch
 from streamrl.protocol.generate import GenerateRequest, SamplingParams
 from streamrl.protocol.weights import Probe
+from streamrl.testing import StepClock
 from streamrl.weights.snapshot import write_snapshot
-
-
-class StepClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.time_s = 0.0
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def now(self) -> float:
-        return self.time_s
-
-    async def sleep(self, seconds: float) -> None:
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.time_s + seconds, waiting))
-        await waiting
-
-    async def advance(self, seconds: float) -> None:
-        self.time_s += seconds
-        due = [waiting for when, waiting in self._sleepers if when <= self.time_s]
-        self._sleepers = [(when, waiting) for when, waiting in self._sleepers if when > self.time_s]
-        for waiting in due:
-            if not waiting.done():
-                waiting.set_result(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
 
 
 def _request(max_tokens: int = 9, seed: int = 4) -> GenerateRequest:

@@ -12,9 +12,9 @@ from streamrl.pipeline.loops import GroupWorker, feed_prompts, generate_groups, 
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, SessionPush
-from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.trajectory import Prompt, Trajectory
 from streamrl.telemetry.metrics import Metrics
+from streamrl.testing import make_trajectory
 
 LIMIT_S = 5.0
 
@@ -24,7 +24,7 @@ def lease(uid: str, n: int = 2, attempt: int = 1) -> GroupLease:
 
 
 def row(uid: str, session_id: int) -> Trajectory:
-    return Trajectory(TrajectoryKey(uid, session_id, 0), [5], [6, 2], [1, 1], [-0.1, -0.2], [3, 3], 1.0, 2, "eos")
+    return make_trajectory(uid, session_id, version=3)
 
 
 class Replay:

@@ -25,21 +25,6 @@ class CharTokenizer:
         return "".join(chr(i) for i in token_ids if i != EOS or not skip_special_tokens)
 
 
-class JumpingClock:
-    """Sleeping moves the time on at once, after other tasks had a few turns."""
-
-    def __init__(self):
-        self.time_s = 0.0
-
-    def now(self):
-        return self.time_s
-
-    async def sleep(self, seconds):
-        for _ in range(50):
-            await asyncio.sleep(0)
-        self.time_s += seconds
-
-
 class ScriptedGenerate:
     """Answers calls with the given parts in order; an exception is raised, a string "hang" never answers."""
 

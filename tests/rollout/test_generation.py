@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from streamrl.errors import EngineError, SessionFailed
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
 from streamrl.rollout.generation import MAX_RESUMES, ResumingGenerate
-from tests.rollout.fakes import JumpingClock, ScriptedGenerate, part
+from streamrl.testing import JumpingClock
+from tests.rollout.fakes import ScriptedGenerate, part
 
 REQUEST = GenerateRequest("r", [1, 2], SamplingParams(max_tokens=9, seed=5))
 

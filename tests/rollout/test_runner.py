@@ -11,7 +11,8 @@ from streamrl.errors import ConfigError, DataError, SessionFailed
 from streamrl.protocol.keys import request_seed
 from streamrl.rollout import AgentLoopBase, AgentLoopOutput, check_agent_names, register_agent_loop
 from streamrl.rollout.base import agent_loop
-from tests.rollout.fakes import EOS, EqualScorer, JumpingClock, ScriptedGenerate, lease, part, row, runner_of
+from streamrl.testing import JumpingClock
+from tests.rollout.fakes import EOS, EqualScorer, ScriptedGenerate, lease, part, row, runner_of
 
 
 @register_agent_loop("test_outputs")

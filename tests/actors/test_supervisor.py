@@ -1,0 +1,104 @@
+"""The supervisor's decisions, without processes: who is restarted, how often, and what a failed run is blamed on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import ray.exceptions
+
+from actors import supervisor as module
+from actors.supervisor import Supervisor
+from streamrl.errors import ActorDied, RunFailed, WeightMismatch, to_wire
+from streamrl.telemetry.run_folder import RunFolder
+from tests.pipeline.tiny import tiny_config
+
+
+class Board:
+    """Records what the person at the terminal would read."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def restarted(self, role: str) -> None:
+        pass
+
+
+class WithoutProcesses(Supervisor):
+    """A replacement runs at once."""
+
+    async def _replace(self, member) -> None:
+        member.run = asyncio.get_running_loop().create_future()
+
+
+def running(name: str):
+    return SimpleNamespace(name=name, role=name.split("-")[0], run=asyncio.get_running_loop().create_future(), hello=None)
+
+
+def case(tmp_path, check, *overrides: str) -> Board:
+    async def run() -> Board:
+        board = Board()
+        supervisor = WithoutProcesses(tiny_config(*overrides), RunFolder(tmp_path), board, None)
+        supervisor.members = {name: running(name) for name in ("store", "replay", "trainer", "rollout-0", "rollout-1", "learner-0")}
+        await check(supervisor)
+        return board
+
+    return asyncio.run(asyncio.wait_for(run(), 10))
+
+
+async def settle(supervisor: Supervisor) -> None:
+    """Let replacements finish."""
+    await asyncio.gather(*supervisor._restarting.values())
+    supervisor._restarting.clear()
+
+
+def test_a_replica_with_wrong_weights_is_restarted_once_and_a_second_refusal_stops_the_run_naming_the_tensor(tmp_path):
+    async def check(supervisor):
+        wrong = WeightMismatch("tensor lm_head.weight must hash to aa, got bb")
+        supervisor._replace_failed(supervisor.members["rollout-0"], wrong)
+        await settle(supervisor)
+        with pytest.raises(RunFailed, match=r"second time.*lm_head\.weight"):
+            supervisor._replace_failed(supervisor.members["rollout-0"], wrong)
+
+    case(tmp_path, check)
+
+
+def test_a_dead_rollout_actor_is_replaced_until_its_restarts_are_used_up(tmp_path):
+    async def check(supervisor):
+        for _ in range(2):
+            supervisor.members["rollout-1"].run.set_exception(ray.exceptions.ActorDiedError())
+            await supervisor._handle_ends()
+            await settle(supervisor)
+        supervisor.members["rollout-1"].run.set_exception(ray.exceptions.ActorDiedError())
+        with pytest.raises(RunFailed, match="max_restarts=2"):
+            await supervisor._handle_ends()
+
+    board = case(tmp_path, check, "cluster.max_restarts=2")
+    assert sum("rollout-1 died" in line for line in board.lines) == 2
+
+
+def test_a_dead_process_is_blamed_and_not_those_who_waited_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROOT_CAUSE_S", 0.05)
+
+    async def check(supervisor):
+        supervisor.members["trainer"].run.set_result(to_wire(ActorDied("log_probs of learner-0 was not answered")))
+        supervisor.members["learner-0"].run.set_exception(ray.exceptions.ActorDiedError())
+        with pytest.raises(RunFailed, match=r"^learner-0 .*has died.*--resume"):
+            await supervisor._handle_ends()
+
+    case(tmp_path, check)
+
+
+def test_an_error_of_an_actor_ends_the_run_with_its_own_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROOT_CAUSE_S", 0.05)
+
+    async def check(supervisor):
+        supervisor.members["replay"].run.set_result(("BreakerOpen", "too many groups failed with env_error", ""))
+        with pytest.raises(RunFailed, match="replay failed: too many groups failed"):
+            await supervisor._handle_ends()
+
+    case(tmp_path, check)
