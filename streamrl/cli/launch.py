@@ -55,7 +55,7 @@ def configure(arguments: argparse.Namespace) -> Config:
 
         folder = RunFolder.open(arguments.resume)
         first, options["run.folder"] = [str(folder.config)], str(folder.root)
-    return read_settings(arguments.settings, first, [f"{key}={json.dumps(value)}" for key, value in options.items() if value])
+    return read_settings(arguments.settings, first, [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None])
 
 
 def find_checkpoint(config: Config, run: Path | None, *, required: bool) -> Path | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.errors import DataError
 
 if TYPE_CHECKING:
     from streamrl.config import Config
+    from streamrl.config.data import CustomFunction
 
 EPILOG = "Files merge left to right; overrides come last: actor.optim.lr=1e-6 data.train_files='[a.parquet, b.parquet]'"
 
@@ -43,8 +46,9 @@ def read_settings(words: Sequence[str], first: Sequence[str] = (), last: Sequenc
 
 
 def check_surroundings(config: Config) -> int:
-    """What lies outside the configuration and can be known before anything starts: data files, the engine's package. Number of training rows."""
+    """What lies outside the configuration and can be known before anything starts: data and model files, the engine's package. Number of training rows."""
     from streamrl import rewards
+    from streamrl.cli.model_folder import check_model
     from streamrl.config.rollout import AgentConfig
     from streamrl.data.files import check_files
     from streamrl.engines import require
@@ -58,6 +62,35 @@ def check_surroundings(config: Config) -> int:
         )
     if config.reward.custom_reward_function is None:
         rewards.build(config.reward, config.data).check(summary.sources)
+    else:
+        check_function(config.reward.custom_reward_function)
+    for warning in check_model(config.model, config.data.max_prompt_length + config.data.max_response_length):
+        sys.stderr.write(f"streamrl: warning: {warning}\n")
+    check_shared_memory(config.dataplane.shm_dir)
     check_agent_names([(config.rollout.agent or AgentConfig()).default_agent_loop, *summary.agent_names])
     require(config.rollout.engine)
     return summary.num_train_rows
+
+
+def check_function(function: CustomFunction) -> None:
+    """That the file of a score function compiles and names the function. Not run here: it may need what only the actors' machine has."""
+    from streamrl.config.base import refuse
+
+    key = "reward.custom_reward_function"
+    try:
+        text = Path(function.path).read_text(encoding="utf-8")
+        compile(text, function.path, "exec")
+    except OSError as error:
+        raise refuse(f"{key}.path", "must be an existing Python file", function.path, f"correct the path ({error.strerror})") from error
+    except (SyntaxError, ValueError) as error:
+        raise refuse(f"{key}.path", "must be a Python file", function.path, f"correct it: {error}") from error
+    if not re.search(rf"\b{re.escape(function.name)}\b", text):
+        raise refuse(f"{key}.name", f"must be a function of {function.path}", function.name, "correct the name")
+
+
+def check_shared_memory(folder: str) -> None:
+    """The driver itself writes there before the first actor starts."""
+    from streamrl.config.base import refuse
+
+    if not Path(folder).is_dir() or not os.access(folder, os.W_OK):
+        raise refuse("dataplane.shm_dir", "must be an existing, writable folder", folder, "name a folder in memory, such as /dev/shm")

@@ -10,7 +10,7 @@ from streamrl.errors import ConfigError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # 30 years: more than that overflows the clocks of locks and selectors
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 

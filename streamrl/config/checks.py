@@ -24,6 +24,26 @@ def data_is_given(config: Config) -> None:
         raise refuse("data.train_files", "training needs at least one file", config.data.train_files, "give a parquet, json or jsonl file")
 
 
+def names_are_given(config: Config) -> None:
+    named = (("model.path", config.model.path), ("run.name", config.run.name), ("run.dir", config.run.dir))
+    optional = (("run.folder", config.run.folder), ("model.tokenizer_path", config.model.tokenizer_path), ("cluster.address", config.cluster.address))
+    for path, value in (*named, *optional):
+        if value is not None and not value.strip():
+            raise refuse(path, "must not be empty", value, "give a name, or leave the key out where it has a default")
+
+
+def seeds_suit_every_generator(config: Config) -> None:
+    for path, value in (("run.seed", config.run.seed), ("data.seed", config.data.seed)):
+        if value is not None and not 0 <= value < 2**32:
+            raise refuse(path, "must be 0 or above and below 2**32, as numpy's generators take it", value, "use a smaller number, or null to draw one")
+
+
+def template_options_are_free(config: Config) -> None:
+    taken = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(config.data.apply_chat_template_kwargs))
+    if taken:
+        raise refuse("data.apply_chat_template_kwargs", "must not name what the trainer sets itself", ", ".join(taken), "remove it")
+
+
 def sample_limit_fills_a_batch(config: Config) -> None:
     limit, batch = config.data.max_samples, config.data.train_batch_size
     if limit != -1 and limit < batch:
@@ -75,8 +95,10 @@ def resume_is_unambiguous(config: Config) -> None:
 
 def sampling_is_a_distribution(config: Config) -> None:
     rollout = config.rollout
-    if rollout.temperature <= 0:
-        raise refuse("rollout.temperature", "training samples need a temperature above 0", rollout.temperature, "use 1.0; greedy belongs to val_kwargs")
+    if rollout.temperature < 0.01:  # engines raise lower ones to it, or sample greedily, which the learner would not know
+        raise refuse(
+            "rollout.temperature", "training samples need a temperature of at least 0.01", rollout.temperature, "use 1.0; greedy belongs to val_kwargs"
+        )
     if rollout.val_kwargs.temperature < 0:
         raise refuse("rollout.val_kwargs.temperature", "must be 0 (greedy) or above", rollout.val_kwargs.temperature, "use 0.0")
     for path, sampling in (("rollout", rollout), ("rollout.val_kwargs", rollout.val_kwargs)):
@@ -160,6 +182,8 @@ def update_is_sane(config: Config) -> None:
         ("actor.clip_ratio", actor.clip_ratio, 0 < actor.clip_ratio < 1, "between 0 and 1"),
         ("actor.clip_ratio_low", actor.clip_ratio_low, actor.clip_ratio_low is None or 0 < actor.clip_ratio_low < 1, "null or between 0 and 1"),
         ("actor.clip_ratio_high", actor.clip_ratio_high, actor.clip_ratio_high is None or actor.clip_ratio_high > 0, "null or above 0"),
+        ("weights.probe_tolerance", config.weights.probe_tolerance, (config.weights.probe_tolerance or 0) >= 0, "null, or 0 or above"),
+        ("rollout.vllm.gpu_memory_utilization", config.rollout.vllm.gpu_memory_utilization, config.rollout.vllm.gpu_memory_utilization > 0, "above 0"),
         ("actor.clip_ratio_c", actor.clip_ratio_c, actor.clip_ratio_c > 1, "above 1"),
     ]
     for path, value, holds, rule in limits:
@@ -171,6 +195,8 @@ def processors_are_not_negative(config: Config) -> None:
     for path, value in (("rollout.num_gpus_per_actor", config.rollout.num_gpus_per_actor), ("learner.num_gpus_per_rank", config.learner.num_gpus_per_rank)):
         if value < 0:
             raise refuse(path, "must be 0 (no GPU) or above", value, "use 0 on a machine without a GPU")
+        if value > 1 and value != int(value):
+            raise refuse(path, "must be whole above 1: a GPU is shared by parts of one", value, f"use {int(value)} or {int(value) + 1}")
 
 
 def hint_lonely_samples(config: Config) -> str | None:
@@ -220,7 +246,10 @@ def hint_no_validation(config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Config], None], ...] = (
+    names_are_given,
     data_is_given,
+    seeds_suit_every_generator,
+    template_options_are_free,
     sample_limit_fills_a_batch,
     mini_batches_fill_the_batch,
     one_version_per_step,

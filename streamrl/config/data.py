@@ -24,7 +24,6 @@ class DataConfig(Section, frozen=True):
     filter_overlong_prompts: bool = False
     apply_chat_template_kwargs: dict[str, Any] = {}
     dataloader_num_workers: NonNegative = 0
-    cache_dir: str = "~/.cache/streamrl"
 
 
 class RewardConfig(Section, frozen=True):

@@ -42,6 +42,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError) and type_at(str(path)) is not None:
+            raise ConfigError(f"an override reads section.key=value, got {str(path)!r} without a value; write {path}=... in one word") from error
         raise ConfigError(f"a configuration is a readable YAML file, got {str(path)!r} ({error}); give the path of an existing file") from error
     tree = from_text(text, str(path))
     if tree is None:
@@ -82,6 +84,8 @@ def _convert(tree: dict[str, Any]) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), whole)) from None
     for path, value in _leaves(msgspec.to_builtins(config), ""):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"${path}: a whole number has at most 64 bits, got {value}; write a smaller one")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"${path}: a number must be finite, got {value}; write a plain number")
     return config
@@ -90,7 +94,9 @@ def _convert(tree: dict[str, Any]) -> Config:
 def _explain(message: str, tree: dict[str, Any]) -> str:
     """msgspec's message as path, rule, what we got, what to do."""
     rule, _, place = message.partition(" - at `")
-    path = place.rstrip("`") or "$"
+    path = place.removeprefix("key` in `").rstrip("`") or "$"
+    if place.startswith("key` in `"):
+        return f"{path}: the keys of this mapping must be text, got {_value_at(tree, path)!r}; put them in quotes"
     missing = re.fullmatch(r"Object missing required field `(.+)`", rule)
     if missing:
         key = f"{path}.{missing[1]}"
@@ -101,7 +107,7 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     choices = [value for option in (declared, *get_args(declared)) if get_origin(option) is Literal for value in get_args(option)]
     if choices:
         return f"{path}: one of {', '.join(choices)} is required, got {got!r}; choose one of them"
-    hint = "put the value in quotes" if "str" in rule and not isinstance(got, str | dict | list) else "correct this value"
+    hint = "put the value in quotes" if "str" in rule and not isinstance(got, str | dict | list | None) else "correct this value"
     return f"{path}: {rule[0].lower()}{rule[1:]}, the value is {got!r}; {hint}"
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from streamrl.config.data import DataConfig, RewardConfig
 from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model
-from streamrl.config.rollout import AgentConfig, ModelConfig, ReplayConfig, RolloutConfig
+from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
 from streamrl.config.run import Config, RunConfig, TrainerConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, WeightsConfig
 
@@ -32,12 +32,17 @@ def resolve(config: Config) -> Config:
         data=_data(config.data, run.seed),
         reward=_reward(config.reward),
         rollout=_rollout(config.rollout),
+        dataplane=_dataplane(config.dataplane),
         replay=_replay(config.replay, config.rollout.n),
         algorithm=_algorithm(config.algorithm, config.rollout.n),
         actor=_actor(config.actor),
         weights=_weights(config.weights, config.rollout),
         trainer=_trainer(config.trainer),
     )
+
+
+def _dataplane(dataplane: DataplaneConfig) -> DataplaneConfig:
+    return replace(dataplane, shm_dir=absolute(dataplane.shm_dir))
 
 
 def _run(run: RunConfig) -> RunConfig:
@@ -57,7 +62,6 @@ def _data(data: DataConfig, seed: int | None) -> DataConfig:
         train_files=_files(data.train_files),
         val_files=_files(data.val_files),
         seed=seed if data.seed is None else data.seed,
-        cache_dir=absolute(data.cache_dir),
     )
 
 

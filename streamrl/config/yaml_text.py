@@ -31,6 +31,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is plain text, not a list or a mapping", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is given twice; keep one", key.start_mark)
             seen.add(key.value)
@@ -58,6 +60,8 @@ def from_text(text: str, source: str) -> Any:
     """The value that ``text`` denotes; ``source`` is its name in the error."""
     try:
         return yaml.load(text, _Loader)  # _Loader is a SafeLoader: it builds plain values only
+    except RecursionError as error:
+        raise ConfigError(f"{source} must be YAML, got brackets nested too deeply; correct them") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source} must be YAML, got {' '.join(str(error).split())}; correct that line") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,18 @@ def read_rows(files: str | list[str], data: DataConfig, *, rule_rewards: bool = 
 def read_file(name: str) -> list[Row]:
     """The rows of one file; DataError when it is missing, of another format, unreadable or empty."""
     path = Path(resolve(name))
+    if os.path.isdir(path):  # unlike Path.is_dir, False also in a folder that may not be read
+        raise DataError(f"data files are files, got the folder {name}; list the files in it")
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"data files end in {', '.join(sorted(_READERS))}, got extension {path.suffix!r} of {name}; convert the file")
-    if not path.is_file():
-        raise DataError(f"data files must exist, got {name} (looked for {path}); correct the path or make the file")
+    if not os.path.isfile(path):
+        raise DataError(
+            f"data files must exist and be readable, got {name}{'' if name == str(path) else f' (looked for {path})'}; correct the path or make the file"
+        )
     try:
         rows = reader(path)
-    except (OSError, ValueError) as error:  # pyarrow's and msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # pyarrow's and msgspec's errors are ValueErrors
         raise DataError(f"data files must be readable as {path.suffix}, got {type(error).__name__}: {error} in {name}; write the file again") from error
     if not rows:
         raise DataError(f"data files hold at least one row, got zero rows in {name}; remove it from the list or fill it")
@@ -85,11 +90,15 @@ def row_problem(row: Any, data: DataConfig, rule_rewards: bool) -> str | None:
     """The first rule that ``row`` breaks, as the rest of a message; None for a good row."""
     if not isinstance(row, dict):
         return f"a row is an object, got {type(row).__name__}; write one JSON object per row"
+    if not isinstance(row.get("agent_name") or "", str):
+        return f"field 'agent_name' is the name of an agent loop, got {_short(row['agent_name'])}; write text or leave it out"
     return _prompt_problem(row, data.prompt_key) or (_rule_problem(row, data.reward_fn_key) if rule_rewards else None)
 
 
 def _prompt_problem(row: Row, key: str) -> str | None:
     if row.get(key) is None:
+        if key in row:
+            return f"field {key!r} is a non-empty list of {{role, content}} messages, got null; fill it or remove the row"
         return f"field {key!r} (data.prompt_key) is required, got a row with {_keys(row)}; rename the column or set data.prompt_key"
     messages = row[key]
     if not isinstance(messages, list) or not messages:
@@ -102,7 +111,8 @@ def _prompt_problem(row: Row, key: str) -> str | None:
 
 def _rule_problem(row: Row, source_key: str) -> str | None:
     if not isinstance(row.get(source_key), str) or not row[source_key]:
-        return f"field {source_key!r} (data.reward_fn_key) names the scorer, got a row with {_keys(row)}; add it or set reward.custom_reward_function"
+        got = _short(row[source_key]) if source_key in row else f"a row with {_keys(row)}"
+        return f"field {source_key!r} (data.reward_fn_key) names the scorer in text, got {got}; add it or set reward.custom_reward_function"
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
         got = _keys(row) if reward_model is None else f"reward_model = {_short(reward_model)}"

@@ -10,12 +10,13 @@ A crash at any point leaves the older complete folders usable. Imports no torch.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 from pathlib import Path
+
+import msgspec
 
 from streamrl.errors import CheckpointError
 
@@ -70,18 +71,33 @@ def latest(root: Path) -> Path | None:
     return None
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """One file as it was written."""
+
+    bytes: int
+    blake2b: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The completeness mark of a checkpoint; ``files`` by path below the folder."""
+
+    files: dict[str, Entry]
+
+
 def check(folder: Path) -> None:
     """CheckpointError unless every file is there with its size and checksum."""
     folder = Path(folder)
     if not _NAME.fullmatch(folder.name) or not folder.is_dir():
         raise CheckpointError(f"a checkpoint is a folder named global_step_N, got {folder}; give one of those")
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).files
+    except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"a complete checkpoint has a readable {MANIFEST}, got {error!r} in {folder}; resume from another one") from error
+    if not files:
+        raise CheckpointError(f"a complete checkpoint lists its files in {MANIFEST}, got none in {folder}; resume from another one")
     for name, entry in files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"] or _checksum(path) != entry["blake2b"]:
+        if not path.is_file() or path.stat().st_size != entry.bytes or _checksum(path) != entry.blake2b:
             raise CheckpointError(f"every file of a checkpoint is as it was written, got a missing or changed {name} in {folder}; resume from another one")
 
 
@@ -102,8 +118,8 @@ def _write_manifest(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         _sync(path)
-    entries = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in files}
-    _write_aside(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
+    entries = {str(path.relative_to(folder)): Entry(path.stat().st_size, _checksum(path)) for path in files}
+    _write_aside(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(Manifest(entries)), indent=1).decode())
     for directory in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
         _sync(directory)
 

@@ -95,6 +95,10 @@ def test_unknown_keys_in_a_file_name_the_file(tmp_path):
         ("rollout.engine=vlm", "$.rollout.engine: one of transformers, vllm, scripted is required, got 'vlm'"),
         ("actor.optim.betas=[0.9]", "$.actor.optim.betas"),
         ("actor.optim.lr=.nan", "$.actor.optim.lr: a number must be finite"),
+        ("run.seed=99999999999999999999", "$.run.seed: a whole number has at most 64 bits"),
+        ("replay.wait_s=1e12", "$.replay.wait_s: expected `float` <= 1000000000.0"),
+        ("model.path=", "$.model.path: expected `str`, got `null`, the value is None; correct this value"),
+        ("data.apply_chat_template_kwargs={1: a}", "$.data.apply_chat_template_kwargs: the keys of this mapping must be text"),
         ("actor=3", "$.actor: expected `object`, got `int`"),
         ("data.train_files=[a, 3]", "$.data.train_files[1]: expected `str`, got `int`, the value is 3; put the value in quotes"),
         ("trainer.val_before_train=yes", "$.trainer.val_before_train: expected `bool`, got `str`"),
@@ -114,7 +118,14 @@ def test_a_missing_value_is_named(words):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a: [1, 2", "must be YAML"), ("- a\n- b\n", "must hold a mapping"), ("run: {name: a, name: b}", "'name' is given twice"), ("run: {1: a}", "no key 1")],
+    [
+        ("a: [1, 2", "must be YAML"),
+        ("- a\n- b\n", "must hold a mapping"),
+        ("run: {name: a, name: b}", "'name' is given twice"),
+        ("run: {1: a}", "no key 1"),
+        ("{[a]: 1}", "a key is plain text"),
+        ("[" * 5000, "nested too deeply"),
+    ],
 )
 def test_files_that_are_no_configuration_fail_with_their_name(tmp_path, text, said):
     path = write(tmp_path, "bad.yaml", text)
@@ -126,6 +137,8 @@ def test_files_that_are_no_configuration_fail_with_their_name(tmp_path, text, sa
 def test_a_missing_file_and_a_malformed_override_say_what_to_do():
     with pytest.raises(ConfigError, match=r"no_such\.yaml"):
         load(["no_such.yaml"])
+    with pytest.raises(ConfigError, match=r"write rollout\.n=\.\.\. in one word"):
+        load(["rollout.n"])
     for text in ("rollout.n", "=3", "rollout..n=3"):
         with pytest.raises(ConfigError, match=r"section\.key=value"):
             load([], [text])

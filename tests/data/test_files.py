@@ -92,6 +92,19 @@ def test_a_prompt_that_is_no_list_of_messages_is_refused(tmp_path, prompt):
     assert "row 1: field" in refusal(tmp_path, [row(0), row(1, prompt=prompt)])
 
 
+def test_a_null_a_source_that_is_no_text_and_an_agent_that_is_no_name_are_shown(tmp_path):
+    assert "row 0: field 'prompt'" in (message := refusal(tmp_path, [row(0, prompt=None)])) and "got null" in message
+    assert "names the scorer in text, got 3" in refusal(tmp_path, [row(0, data_source=3)])
+    assert "'agent_name' is the name of an agent loop, got ['a']" in refusal(tmp_path, [row(0, agent_name=["a"])])
+
+
+def test_a_folder_and_endless_brackets_are_data_errors(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name, said in (("", "list the files in it"), ("deep.json", "must be readable as .json")):
+        with pytest.raises(DataError, match=said):
+            check_files(DataConfig(train_files=str(tmp_path / name)))
+
+
 def test_an_integer_truth_beyond_64_bits_is_refused_and_never_rounded(tmp_path):
     assert "write it as text" in refusal(tmp_path, [row(0, reward_model={"style": "rule", "ground_truth": 10**30})])
 

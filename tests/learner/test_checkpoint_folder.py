@@ -61,3 +61,13 @@ def test_the_last_complete_one_is_never_removed(tmp_path):
 def test_another_folder_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="global_step_N"):
         checkpoint_folder.check(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"files": 3}', '{"files": {"x": 3}}', '{"files": {"x": {}}}', '{"files": {}}'])
+def test_a_manifest_that_is_not_one_makes_the_checkpoint_unusable_in_words(tmp_path, text):
+    folder = tmp_path / "global_step_3"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        checkpoint_folder.check(folder)
+    assert checkpoint_folder.latest(tmp_path) is None
