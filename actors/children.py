@@ -41,16 +41,22 @@ def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
         log.warning("%s is not readable; its processes cannot be ended", path)
         return 0
     alive = [process for child in children if (process := _same_process(child)) is not None]
-    for process in alive:
-        if _is_tracker(process):
-            continue  # it removes its parent's shared memory and semaphores, then ends by itself
+    trackers = [process for process in alive if _is_tracker(process)]
+    workers = [process for process in alive if process not in trackers]
+    for process in workers:
         _quietly(process.terminate)
-    _, stubborn = psutil.wait_procs(alive, timeout=wait_s)
-    for process in stubborn:
-        _quietly(process.kill)
-    psutil.wait_procs(stubborn, timeout=wait_s)
+    _, stubborn = psutil.wait_procs(workers, timeout=wait_s)
+    _kill(stubborn, wait_s)
+    _, stuck = psutil.wait_procs(trackers, timeout=wait_s)  # a tracker removes its parent's shared memory, then ends by itself
+    _kill(stuck, wait_s)
     path.unlink(missing_ok=True)
     return len(alive)
+
+
+def _kill(processes: list[psutil.Process], wait_s: float) -> None:
+    for process in processes:
+        _quietly(process.kill)
+    psutil.wait_procs(processes, timeout=wait_s)
 
 
 def _same_process(child: Child) -> psutil.Process | None:

@@ -256,7 +256,7 @@ async def _together(calls) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _quiet_stop(member: Member, limit_s: float = 5.0) -> None:
+async def _quiet_stop(member: Member, limit_s: float = 8.0) -> None:
     """Ask an actor to close; one that cannot answer is killed a moment later anyway."""
     try:
         await member.call("stop", limit_s=limit_s)

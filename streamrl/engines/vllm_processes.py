@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -9,6 +10,7 @@ import psutil
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_TRACKER_S = 3.0  # a tracker ends by itself, a moment after the last process that it tracks for
 _KILL_S = 5.0  # from SIGKILL to gone, on a machine that swaps
 
 
@@ -28,13 +30,22 @@ def pids_of(llm: AsyncLLM) -> list[int]:
 
 
 def end_processes(pids: list[int]) -> None:
-    """Kill those of ``pids`` that still run and wait until they are gone."""
-    left = []
+    """Kill those of ``pids`` that still run and wait until they are gone. Python's resource trackers come last and get time of their own:
+    they remove the shared memory that the killed ones could not."""
+    workers, trackers = [], []
     for pid in pids:
         try:
             process = psutil.Process(pid)
-            process.kill()
-            left.append(process)
+            (trackers if "resource_tracker" in " ".join(process.cmdline()) else workers).append(process)
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(left, timeout=_KILL_S)
+    _kill(workers)
+    _, stuck = psutil.wait_procs(trackers, timeout=_TRACKER_S)
+    _kill(stuck)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_KILL_S)

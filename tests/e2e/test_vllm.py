@@ -6,9 +6,11 @@ order; sampling follows the request seed, so tokens are equal as long as no draw
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tests.actors.jobs import ROOT, Job, shared_memory_of
+from tests.actors.jobs import ROOT, Job
 from tests.e2e.compare import largest_gap, reference_run, saved_weights
 from tests.pipeline.tiny import tiny_config
 
@@ -22,11 +24,13 @@ VLLM = ROOT / "configs" / "tiny_vllm_cpu.yaml"
 
 
 def launched(folder, *overrides: str) -> Job:
+    before = set(os.listdir("/dev/shm"))
     job = Job(folder, f"--run-dir={folder}", *overrides, config=VLLM)
     try:
         assert job.wait(LIMIT_S) == 0, job.output
     finally:
         job.end()
+    assert set(os.listdir("/dev/shm")) <= before, "no shared-memory file stays behind, the engine's own included"
     return job
 
 
@@ -54,4 +58,3 @@ def test_an_asynchronous_run_on_vllm_publishes_its_versions_and_keeps_the_bound(
     assert summary["lag_max"] <= summary["max_staleness"] == 1
     assert summary["lag_mean"] > 0
     assert summary["val_accuracy_last"] > summary["val_accuracy_first"]
-    assert shared_memory_of(job.folder) == []
