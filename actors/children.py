@@ -1,14 +1,21 @@
-"""Processes that an actor started, written down with their start times so that a recycled pid is never ended by mistake."""
+"""Processes that an actor started, written down with their start times so that a recycled pid is never ended by mistake.
+
+The shared memory that an engine's processes made for each other is written down too: it has no owner once they are killed.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import msgspec
 import psutil
 
 log = logging.getLogger(__name__)
+
+SHM = Path("/dev/shm")
+_OURS = re.compile(r"(psm_|sem\.mp-)\w+$")  # the names that multiprocessing gives
 
 
 class Child(msgspec.Struct, frozen=True):
@@ -18,6 +25,13 @@ class Child(msgspec.Struct, frozen=True):
     started: float
 
 
+class Record(msgspec.Struct, frozen=True):
+    """What an actor leaves to end: processes, then files in shared memory."""
+
+    processes: list[Child]
+    shared_files: list[str]
+
+
 def record(path: Path, extra_pids: list[int]) -> None:
     """Write the process itself, its descendants and ``extra_pids`` (an engine's own) to ``path``, aside and renamed."""
     me = psutil.Process()
@@ -25,9 +39,10 @@ def record(path: Path, extra_pids: list[int]) -> None:
     for pid in extra_pids:
         if pid not in found and psutil.pid_exists(pid):
             found[pid] = psutil.Process(pid)
-    children = [Child(pid, process.create_time()) for pid, process in found.items()]
+    processes = [Child(pid, process.create_time()) for pid, process in found.items()]
+    files = sorted(set().union(*(_shared_files(pid) for pid in found)))
     aside = path.with_suffix(".tmp")
-    aside.write_bytes(msgspec.json.encode(children))
+    aside.write_bytes(msgspec.json.encode(Record(processes, files)))
     aside.rename(path)
 
 
@@ -36,11 +51,11 @@ def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
     if not path.exists():
         return 0
     try:
-        children = msgspec.json.decode(path.read_bytes(), type=list[Child])
+        left = msgspec.json.decode(path.read_bytes(), type=Record)
     except msgspec.MsgspecError:
         log.warning("%s is not readable; its processes cannot be ended", path)
         return 0
-    alive = [process for child in children if (process := _same_process(child)) is not None]
+    alive = [process for child in left.processes if (process := _same_process(child)) is not None]
     trackers = [process for process in alive if _is_tracker(process)]
     workers = [process for process in alive if process not in trackers]
     for process in workers:
@@ -49,6 +64,8 @@ def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
     _kill(stubborn, wait_s)
     _, stuck = psutil.wait_procs(trackers, timeout=wait_s)  # a tracker removes its parent's shared memory, then ends by itself
     _kill(stuck, wait_s)
+    for file in left.shared_files:
+        (SHM / file).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     return len(alive)
 
@@ -57,6 +74,15 @@ def _kill(processes: list[psutil.Process], wait_s: float) -> None:
     for process in processes:
         _quietly(process.kill)
     psutil.wait_procs(processes, timeout=wait_s)
+
+
+def _shared_files(pid: int) -> set[str]:
+    """Shared memory and semaphores of Python's multiprocessing that a process has mapped."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {name for line in lines if (name := line.partition("/dev/shm/")[2]) and _OURS.match(name) and not name.endswith("(deleted)")}
 
 
 def _same_process(child: Child) -> psutil.Process | None:
