@@ -51,7 +51,7 @@ def test_what_a_recipe_takes_from_elsewhere_is_made_by_the_command_it_names(path
     script = (ROOT / "scripts" / "smollm2.sh").read_text()
     assert not foreign or "`make smollm2`" in path.read_text()
     for key, file in foreign.items():
-        place = file.relative_to(ROOT)
+        place = file.relative_to(ROOT) if file.is_absolute() else file  # a folder that is not made yet reads as a hub id
         assert str(place) in script or (f"{place.parent}/$1" in script and f"make_data {place.stem} " in script), (key, str(place))
 
 
