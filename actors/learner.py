@@ -21,7 +21,7 @@ class LearnerActor(Host):
         number = int(self.name.rsplit("-", 1)[1])
         store = store_client(peers["store"], self.name, self.config.dataplane)
         weights_dir = build.weights_dir(self.config, self.folder.root.name)
-        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, weights_dir, number)
+        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, weights_dir, self.folder.samples, number)
 
     async def rendezvous(self, host: str) -> str:
         """Rank 0: an address at which all ranks meet."""

@@ -4,6 +4,9 @@ StreamrlError
 ├── UsageError (ValueError)             the user's mistake before a run starts: exit code 2, no traceback
 │   ├── ConfigError                     a key, type or rule of the configuration; the message carries the path ($.actor.optim.lr)
 │   ├── DataError                       a data file or a row of it
+│   │   ├── MissingFile (FileNotFoundError)      a data file that is not there
+│   │   ├── WrongData (TypeError)                a prompt or a dataset class of a type that is not taken
+│   │   └── MediaMismatch (ProtocolError)        placeholders and media lists of a row that do not match
 │   ├── EngineNotInstalled (ImportError)
 │   └── ClusterTooSmall (RuntimeError)
 ├── ProtocolError (ValueError, AssertionError)   a broken invariant of the data protocol or of a state machine
@@ -65,6 +68,18 @@ class ClusterTooSmall(UsageError, RuntimeError):
 
 class ProtocolError(StreamrlError, ValueError, AssertionError):
     """A broken invariant; fires under ``python -O`` too, since it is never a bare assert."""
+
+
+class MissingFile(DataError, FileNotFoundError):
+    """A data file that does not exist, here or at its remote source."""
+
+
+class WrongData(DataError, TypeError):
+    """A prompt that is no list of messages, a dataset class that is no Dataset."""
+
+
+class MediaMismatch(DataError, ProtocolError):
+    """A row whose placeholders and media lists differ in number."""
 
 
 class StaleWrite(ProtocolError):

@@ -37,6 +37,7 @@ TORCH_FREE = [
     "streamrl.telemetry.metrics",
     "streamrl.telemetry.live",
     "streamrl.telemetry.logs",
+    "streamrl.telemetry.samples",
     "streamrl.telemetry.steps",
     "streamrl.telemetry.targets",
     "streamrl.data.files",

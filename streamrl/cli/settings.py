@@ -45,8 +45,11 @@ def read_settings(words: Sequence[str], first: Sequence[str] = (), last: Sequenc
     return config
 
 
-def check_surroundings(config: Config) -> int:
-    """What lies outside the configuration and can be known before anything starts: data and model files, the engine's package. Number of training rows."""
+def check_surroundings(config: Config) -> int | None:
+    """What lies outside the configuration and can be known before anything starts: data and model files, the engine's package.
+
+    Number of training rows; None when only a dataset class knows it.
+    """
     from streamrl import rewards
     from streamrl.cli.model_folder import check_model
     from streamrl.config.rollout import AgentConfig
@@ -55,7 +58,7 @@ def check_surroundings(config: Config) -> int:
     from streamrl.rollout import check_agent_names
 
     summary = check_files(config.data, rule_rewards=config.reward.custom_reward_function is None)
-    if summary.num_train_rows < config.data.train_batch_size:
+    if summary.num_train_rows is not None and summary.num_train_rows < config.data.train_batch_size:
         raise DataError(
             f"$.data.train_batch_size: a batch must not exceed the training rows, got {config.data.train_batch_size} prompts and "
             f"{summary.num_train_rows} rows; lower train_batch_size or give more data"

@@ -26,7 +26,15 @@ def data_is_given(config: Config) -> None:
 
 def names_are_given(config: Config) -> None:
     named = (("model.path", config.model.path), ("run.name", config.run.name), ("run.dir", config.run.dir))
-    optional = (("run.folder", config.run.folder), ("model.tokenizer_path", config.model.tokenizer_path), ("cluster.address", config.cluster.address))
+    custom = config.data.custom_cls
+    optional = (
+        ("run.folder", config.run.folder),
+        ("model.tokenizer_path", config.model.tokenizer_path),
+        ("cluster.address", config.cluster.address),
+        ("data.cache_dir", config.data.cache_dir),
+        ("data.tool_config_path", config.data.tool_config_path),
+        *((f"data.custom_cls.{name}", getattr(custom, name)) for name in ("path", "name") if custom is not None),
+    )
     for path, value in (*named, *optional):
         if value is not None and not value.strip():
             raise refuse(path, "must not be empty", value, "give a name, or leave the key out where it has a default")
@@ -39,7 +47,7 @@ def seeds_suit_every_generator(config: Config) -> None:
 
 
 def template_options_are_free(config: Config) -> None:
-    taken = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(config.data.apply_chat_template_kwargs))
+    taken = sorted({"add_generation_prompt", "tokenize", "return_dict", "tools"} & set(config.data.apply_chat_template_kwargs))
     if taken:
         raise refuse("data.apply_chat_template_kwargs", "must not name what the trainer sets itself", ", ".join(taken), "remove it")
 
@@ -50,6 +58,27 @@ def sample_limit_fills_a_batch(config: Config) -> None:
         raise refuse("data.max_samples", f"must be -1 (all rows) or at least train_batch_size ({batch})", limit, "raise it, or lower train_batch_size")
     if config.data.val_max_samples < -1:
         raise refuse("data.val_max_samples", "must be -1 (all rows) or a count", config.data.val_max_samples, "use -1 for all rows")
+
+
+def batches_are_those_of_a_stream(config: Config) -> None:
+    data = config.data
+    if data.gen_batch_size not in (None, 1):
+        raise refuse("data.gen_batch_size", "must be null or 1: replay takes prompts one by one, as groups end", data.gen_batch_size, "leave it out")
+    if data.val_batch_size is not None:
+        rule = "must be null: all validation rows are dealt to the rollout actors at once, rollout.max_sessions_per_actor of them at a time on each"
+        raise refuse("data.val_batch_size", rule, data.val_batch_size, "leave it out")
+
+
+def mixtures_have_a_weight_per_file(config: Config) -> None:
+    data = config.data
+    if data.train_weights is None:
+        return
+    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
+    if len(data.train_weights) != len(files) or not all(weight > 0 for weight in data.train_weights):
+        rule = f"must be null or a weight above 0 for each of the {len(files)} files in data.train_files"
+        raise refuse("data.train_weights", rule, data.train_weights, "give one number per file, in their order")
+    if data.custom_cls is not None:
+        raise refuse("data.train_weights", "must be null with data.custom_cls, which alone knows its files", data.train_weights, "mix in the class")
 
 
 def mini_batches_fill_the_batch(config: Config) -> None:
@@ -239,6 +268,16 @@ def hint_whole_mini_batch(config: Config) -> str | None:
     return f"no micro-batch size is set: a learner rank forwards its {rows} rows of a mini-batch at once; set actor.use_dynamic_bsz=true to bound memory"
 
 
+def hint_without_effect(config: Config) -> str | None:
+    data = config.data
+    idle = [
+        ("dataloader_num_workers", data.dataloader_num_workers > 0, "rows are read in the prompt actor, without workers"),
+        ("filter_overlong_prompts_workers", data.filter_overlong_prompts_workers is not None and not data.filter_overlong_prompts, "the filter is off"),
+    ]
+    said = [f"data.{name} is without effect: {why}" for name, is_idle, why in idle if is_idle]
+    return "; ".join(said) or None
+
+
 def hint_no_validation(config: Config) -> str | None:
     if config.data.val_files or config.trainer.test_freq == -1:
         return None
@@ -251,6 +290,8 @@ _RULES: tuple[Callable[[Config], None], ...] = (
     seeds_suit_every_generator,
     template_options_are_free,
     sample_limit_fills_a_batch,
+    batches_are_those_of_a_stream,
+    mixtures_have_a_weight_per_file,
     mini_batches_fill_the_batch,
     one_version_per_step,
     schedule_fits,
@@ -270,5 +311,6 @@ _HINTS: tuple[Callable[[Config], str | None], ...] = (
     hint_cut_support,
     hint_precisions_differ,
     hint_whole_mini_batch,
+    hint_without_effect,
     hint_no_validation,
 )

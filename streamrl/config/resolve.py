@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.data import DEFAULT_CACHE_DIR, DataConfig, RewardConfig
 from streamrl.config.paths import resolve as absolute
-from streamrl.config.paths import resolve_model
+from streamrl.config.paths import resolve_model, resolve_source
 from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
 from streamrl.config.run import Config, RunConfig, TrainerConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, WeightsConfig
@@ -62,11 +62,15 @@ def _data(data: DataConfig, seed: int | None) -> DataConfig:
         train_files=_files(data.train_files),
         val_files=_files(data.val_files),
         seed=seed if data.seed is None else data.seed,
+        gen_batch_size=data.gen_batch_size or 1,
+        cache_dir=absolute(data.cache_dir or DEFAULT_CACHE_DIR),
+        tool_config_path=absolute(data.tool_config_path) if data.tool_config_path else None,
+        custom_cls=replace(data.custom_cls, path=absolute(data.custom_cls.path)) if data.custom_cls else None,
     )
 
 
 def _files(files: str | list[str]) -> list[str]:
-    return [absolute(file) for file in ([files] if isinstance(files, str) else files)]
+    return [resolve_source(file) for file in ([files] if isinstance(files, str) else files)]
 
 
 def _reward(reward: RewardConfig) -> RewardConfig:

@@ -46,10 +46,12 @@ class TrainerConfig(Section, frozen=True):
 
 
 class TelemetryConfig(Section, frozen=True):
-    """Metrics and logs."""
+    """Metrics, logs and what stays of a step for `streamrl inspect`."""
 
     host: str = "127.0.0.1"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    sample_groups: NonNegative = 1  # whole groups that each step leaves in samples/ of the run folder; 0: none
+    sample_steps: Positive = 20  # newest steps whose samples stay
 
 
 class Config(Section, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from streamrl.data.fetch import copy_to_local
 from streamrl.data.files import DataSummary, check_files, read_rows
 from streamrl.data.stream import PromptStream
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from streamrl.data.dataset import RLHFDataset
     from streamrl.data.loader import PromptLoader
 
-__all__ = ["DataSummary", "PromptLoader", "PromptStream", "RLHFDataset", "check_files", "collate_fn", "read_rows"]
+__all__ = ["DataSummary", "PromptLoader", "PromptStream", "RLHFDataset", "check_files", "collate_fn", "copy_to_local", "read_rows"]
 
 _LAZY = {"RLHFDataset": "dataset", "collate_fn": "collate", "PromptLoader": "loader"}
 

@@ -27,6 +27,9 @@ def collate_fn(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _column(name: str, values: list[Any]) -> torch.Tensor | np.ndarray:
     tensors = sum(isinstance(value, torch.Tensor) for value in values)
     if tensors == len(values):
+        kinds = sorted({f"{tuple(value.shape)} {value.dtype}" for value in values})
+        if len(kinds) > 1:
+            raise ProtocolError(f"tensors of a column have one shape and dtype, got {', '.join(kinds)} in {name!r}; pad them or return lists")
         return torch.stack(values)
     if tensors:
         raise ProtocolError(f"a column holds tensors in all rows or in none, got {tensors} of {len(values)} in {name!r}; convert the others")

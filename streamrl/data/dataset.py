@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from streamrl.config.data import DataConfig
-from streamrl.data.files import Row, read_rows
-from streamrl.data.rows import agent_row, subsample, without_overlong
+from streamrl.data.media import Row
+from streamrl.data.rows import agent_row
+from streamrl.data.table import RowTable, read_table
 from streamrl.protocol.chat import ChatTokenizer
 
 log = logging.getLogger(__name__)
@@ -19,8 +21,9 @@ log = logging.getLogger(__name__)
 class RLHFDataset(Dataset):
     """Rows of ``files`` in file order, subsampled and filtered as ``data`` says.
 
-    ``dataset[i]`` is a fresh dict: all columns of the file, plus raw_prompt, extra_info, index, tools_kwargs, interaction_kwargs and
-    ``dummy_tensor`` (uint8 [1], carries nothing: it keeps the tensor side of a collated batch non-empty).
+    ``dataset[i]`` is a fresh dict: all columns of the file but the media columns, whose values are parts of raw_prompt, plus raw_prompt,
+    extra_info, index, tools_kwargs, interaction_kwargs and ``dummy_tensor`` (uint8 [1], carries nothing: it keeps the tensor side of a
+    collated batch non-empty).
     Pickling keeps file names and settings, not rows: another process reads the files again on first use.
     """
 
@@ -31,13 +34,18 @@ class RLHFDataset(Dataset):
         self._max_samples = max_samples
         self._tokenizer = tokenizer
         self._part: tuple[int, int] | None = None  # (first row, number of rows) of a split
-        self._rows: list[Row] | None = self._read()
+        self._table: RowTable | None = self._read()
 
     def __len__(self) -> int:
-        return len(self._table())
+        return len(self._rows())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each file; row numbers run through the files in their order."""
+        return list(self._loaded().sizes)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        return {**agent_row(self._table()[i], self._data), "dummy_tensor": torch.tensor([0], dtype=torch.uint8)}
+        return {**agent_row(self._rows()[i], self._data), "dummy_tensor": torch.tensor([0], dtype=torch.uint8)}
 
     def split(self, k: int) -> list[RLHFDataset]:
         """``k`` datasets of ``len // k`` consecutive rows; the rest is dropped and logged."""
@@ -52,24 +60,32 @@ class RLHFDataset(Dataset):
 
     def resume_dataset_state(self) -> None:
         """Read the files now, after unpickling, instead of at the first access."""
-        self._table()
+        self._loaded()
 
     def _slice(self, start: int, size: int) -> RLHFDataset:
         part = object.__new__(type(self))
         offset = self._part[0] if self._part else 0
-        part.__dict__ = {**self.__dict__, "_part": (offset + start, size), "_rows": self._table()[start : start + size]}
+        part.__dict__ = {**self.__dict__, "_part": (offset + start, size), "_table": _cut(self._loaded(), start, size)}
         return part
 
-    def _table(self) -> list[Row]:
-        if self._rows is None:
-            self._rows = self._read()
-        return self._rows
+    def _rows(self) -> list[Row]:
+        return self._loaded().rows
 
-    def _read(self) -> list[Row]:
-        rows = subsample(read_rows(self._files, self._data), self._max_samples, shuffle=self._data.shuffle, seed=self._seed)
-        if self._data.filter_overlong_prompts and self._tokenizer is not None:
-            rows = without_overlong(rows, self._data, self._tokenizer)
-        return rows if self._part is None else rows[self._part[0] : sum(self._part)]
+    def _loaded(self) -> RowTable:
+        if self._table is None:
+            self._table = self._read()
+        return self._table
+
+    def _read(self) -> RowTable:
+        table = read_table(self._files, self._data, seed=self._seed, max_samples=self._max_samples, tokenizer=self._tokenizer)
+        return table if self._part is None else _cut(table, *self._part)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_table": None}
+
+
+def _cut(table: RowTable, start: int, size: int) -> RowTable:
+    """``size`` rows from ``start`` on; of each file what lies in that range."""
+    ends = list(itertools.accumulate(table.sizes))
+    inside = [max(0, min(end, start + size) - max(end - rows, start)) for end, rows in zip(ends, table.sizes, strict=True)]
+    return RowTable(table.data, table.rows[start : start + size], inside)

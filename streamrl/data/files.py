@@ -1,7 +1,8 @@
 """Reads data files into plain rows and refuses bad ones before a run starts. Needs no torch: the driver calls it first of all.
 
-A row that passes has a non-empty list of {role, content} messages, and, when it is scored by a rule, a source and a ground truth. The
-error of one that does not names file, row number, field and rule. Local files only; what a row's content means is not looked at.
+The error of a bad row names file, row number, field and rule. Parquet gives all rows of a column one type, so a member that only some rows
+have comes back as null in the others: **a null member of an object inside a column is dropped on reading parquet**, and every object is
+what was written, but for members that were null then. JSON keeps each row's own keys. Remote files are fetched first (``fetch.py``).
 """
 
 from __future__ import annotations
@@ -16,25 +17,36 @@ from typing import Any
 import msgspec
 
 from streamrl.config.data import DataConfig
-from streamrl.config.paths import resolve
+from streamrl.config.paths import resolve_source
+from streamrl.config.tools import read_tools
+from streamrl.data.custom import check_class
+from streamrl.data.fetch import copy_to_local, suffix_of
+from streamrl.data.media import Row, has_media
+from streamrl.data.rules import check_row
 from streamrl.errors import DataError
-
-Row = dict[str, Any]
 
 
 class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of a run hold; ``sources`` and ``agent_names`` let a launcher refuse unknown names before anything starts."""
 
-    num_train_rows: int  # after data.max_samples
-    num_val_rows: int  # after data.val_max_samples
+    num_train_rows: int | None  # after data.max_samples; None: known to data.custom_cls alone
+    num_val_rows: int | None  # after data.val_max_samples
     sources: dict[str, int]  # data_source -> rows of train and val
     agent_names: list[str]  # agent loops that rows ask for
 
 
 def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
-    """Read every row of the run once. DataError for the first bad one; ``rule_rewards`` asks for data_source and ground_truth too."""
-    train = read_rows(data.train_files, data, rule_rewards=rule_rewards)
-    val = read_rows(data.val_files, data, rule_rewards=rule_rewards) if data.val_files else []
+    """Read every row of the run once. DataError for the first that is bad or has media, which no engine takes yet.
+
+    ``rule_rewards`` asks for data_source and ground_truth too. With ``data.custom_cls`` only its file is looked at: importing it may need torch.
+    """
+    if data.tool_config_path is not None:
+        read_tools(data.tool_config_path)
+    if data.custom_cls is not None:
+        check_class(data.custom_cls)
+        return DataSummary(num_train_rows=None, num_val_rows=None, sources={}, agent_names=[])
+    train = [row for rows in _text_only(data.train_files, data, rule_rewards) for row in rows]
+    val = [row for rows in _text_only(data.val_files, data, rule_rewards) for row in rows] if data.val_files else []
     sources = collections.Counter(str(row.get(data.reward_fn_key)) for row in (*train, *val) if row.get(data.reward_fn_key) is not None)
     return DataSummary(
         num_train_rows=limited(len(train), data.max_samples),
@@ -44,98 +56,79 @@ def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
     )
 
 
+def _text_only(files: str | list[str], data: DataConfig, rule_rewards: bool) -> list[list[Row]]:
+    tables = read_files(files, data, rule_rewards=rule_rewards)
+    for name, rows in zip(names_of(files), tables, strict=True):
+        for number, row in enumerate(rows):
+            if has_media(row, data):
+                raise DataError(f"{name}, row {number}: generation on images, video and audio is not supported yet, got a row with media; remove it")
+    return tables
+
+
 def limited(num_rows: int, max_samples: int) -> int:
     """``num_rows``, at most ``max_samples`` when that is positive."""
     return min(num_rows, max_samples) if max_samples > 0 else num_rows
 
 
+def names_of(files: str | list[str]) -> list[str]:
+    return [files] if isinstance(files, str) else list(files)
+
+
 def read_rows(files: str | list[str], data: DataConfig, *, rule_rewards: bool = False) -> list[Row]:
     """All rows of ``files``, concatenated in the given order."""
-    names = [files] if isinstance(files, str) else list(files)
+    return [row for rows in read_files(files, data, rule_rewards=rule_rewards) for row in rows]
+
+
+def read_files(files: str | list[str], data: DataConfig, *, rule_rewards: bool = False) -> list[list[Row]]:
+    """The checked rows of each file, in the given order."""
+    names = names_of(files)
     if not names:
         raise DataError("data.train_files names at least one file, got none; set it to a parquet, json or jsonl file")
-    rows: list[Row] = []
-    for name in names:
-        in_file = read_file(name)
-        for number, row in enumerate(in_file):
-            problem = row_problem(row, data, rule_rewards)
-            if problem:
-                raise DataError(f"{name}, row {number}: {problem}")
-        rows.extend(in_file)
+    return [_checked(name, data, rule_rewards) for name in names]
+
+
+def _checked(name: str, data: DataConfig, rule_rewards: bool) -> list[Row]:
+    rows = read_file(name, data.cache_dir)
+    for number, row in enumerate(rows):
+        try:
+            check_row(row, data, rule_rewards=rule_rewards)
+        except DataError as error:
+            raise type(error)(f"{name}, row {number}: {error}") from None
     return rows
 
 
-def read_file(name: str) -> list[Row]:
+def read_file(name: str, cache_dir: str | None = None) -> list[Row]:
     """The rows of one file; DataError when it is missing, of another format, unreadable or empty."""
-    path = Path(resolve(name))
-    if os.path.isdir(path):  # unlike Path.is_dir, False also in a folder that may not be read
-        raise DataError(f"data files are files, got the folder {name}; list the files in it")
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"data files end in {', '.join(sorted(_READERS))}, got extension {path.suffix!r} of {name}; convert the file")
-    if not os.path.isfile(path):
-        raise DataError(
-            f"data files must exist and be readable, got {name}{'' if name == str(path) else f' (looked for {path})'}; correct the path or make the file"
-        )
+    suffix = suffix_of(name)
+    reader = _READERS.get(suffix)
+    if reader is None and not os.path.isdir(resolve_source(name)):
+        raise DataError(f"data files end in {', '.join(sorted(_READERS))}, got extension {suffix!r} of {name}; convert the file")
+    path = Path(copy_to_local(name, cache_dir))
+    assert reader is not None, "copy_to_local refuses folders"
     try:
         rows = reader(path)
     except (OSError, ValueError, RecursionError) as error:  # pyarrow's and msgspec's errors are ValueErrors
-        raise DataError(f"data files must be readable as {path.suffix}, got {type(error).__name__}: {error} in {name}; write the file again") from error
+        raise DataError(f"data files must be readable as {suffix}, got {type(error).__name__}: {error} in {name}; write the file again") from error
     if not rows:
         raise DataError(f"data files hold at least one row, got zero rows in {name}; remove it from the list or fill it")
     return rows
 
 
-def row_problem(row: Any, data: DataConfig, rule_rewards: bool) -> str | None:
-    """The first rule that ``row`` breaks, as the rest of a message; None for a good row."""
-    if not isinstance(row, dict):
-        return f"a row is an object, got {type(row).__name__}; write one JSON object per row"
-    if not isinstance(row.get("agent_name") or "", str):
-        return f"field 'agent_name' is the name of an agent loop, got {_short(row['agent_name'])}; write text or leave it out"
-    return _prompt_problem(row, data.prompt_key) or (_rule_problem(row, data.reward_fn_key) if rule_rewards else None)
-
-
-def _prompt_problem(row: Row, key: str) -> str | None:
-    if row.get(key) is None:
-        if key in row:
-            return f"field {key!r} is a non-empty list of {{role, content}} messages, got null; fill it or remove the row"
-        return f"field {key!r} (data.prompt_key) is required, got a row with {_keys(row)}; rename the column or set data.prompt_key"
-    messages = row[key]
-    if not isinstance(messages, list) or not messages:
-        return f"field {key!r} is a non-empty list of {{role, content}} messages, got {_short(messages)}; wrap text as [{{role: user, content: text}}]"
-    for place, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list):
-            return f"field {key}[{place}] has a text role and a content of text or parts, got {_short(message)}; correct the message"
-    return None
-
-
-def _rule_problem(row: Row, source_key: str) -> str | None:
-    if not isinstance(row.get(source_key), str) or not row[source_key]:
-        got = _short(row[source_key]) if source_key in row else f"a row with {_keys(row)}"
-        return f"field {source_key!r} (data.reward_fn_key) names the scorer in text, got {got}; add it or set reward.custom_reward_function"
-    reward_model = row.get("reward_model")
-    if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
-        got = _keys(row) if reward_model is None else f"reward_model = {_short(reward_model)}"
-        return f"field 'reward_model.ground_truth' is required for rule rewards, got {got}; add it or set reward.custom_reward_function"
-    truth = reward_model["ground_truth"]
-    if isinstance(truth, int) and not -(2**63) <= truth < 2**63:
-        return f"an integer ground truth has at most 64 bits, got one of {truth.bit_length()} bits; write it as text"
-    return None
-
-
-def _keys(row: Row) -> str:
-    return f"the keys {', '.join(sorted(map(str, row)))}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _read_parquet(path: Path) -> list[Row]:
     import pyarrow.parquet as pq  # 0.1 s that a run with JSON files need not pay
 
-    return pq.read_table(path, memory_map=False).to_pylist()
+    table = pq.read_table(path, memory_map=False)
+    rows = table.to_pylist()
+    for name in (field.name for field in table.schema if "struct<" in str(field.type)):
+        for row in rows:
+            row[name] = _without_null_members(row[name])
+    return rows
+
+
+def _without_null_members(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null_members(member) for key, member in value.items() if member is not None}
+    return [_without_null_members(element) for element in value] if isinstance(value, list) else value
 
 
 def _read_json(path: Path) -> list[Row]:

@@ -1,6 +1,6 @@
 """Batches of an ``RLHFDataset`` for the one-process reference flow; a thin wrapper of torchdata's StatefulDataLoader.
 
-Visits rows in the order of the prompt stream (``epoch_order``), so both hand out the same rows. Iterating once is one epoch; the next
+Visits rows in the order of the prompt stream (``prompt_order``), so both hand out the same rows. Iterating once is one epoch; the next
 iteration starts the next epoch with its own permutation. ``state_dict`` restores the position inside an epoch exactly.
 """
 
@@ -14,7 +14,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamrl.data.collate import collate_fn
 from streamrl.data.dataset import RLHFDataset
-from streamrl.data.order import epoch_order
+from streamrl.data.order import prompt_order
+from streamrl.data.table import check_mixture
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,23 @@ log = logging.getLogger(__name__)
 class PromptLoader:
     """``for batch in loader`` is one epoch of collated batches; the last incomplete batch is dropped and logged when ``drop_last``."""
 
-    def __init__(self, dataset: RLHFDataset, *, batch_size: int, shuffle: bool, seed: int, drop_last: bool = True, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: RLHFDataset,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        weights: list[float] | None = None,  # one per file, as data.train_weights
+        drop_last: bool = True,
+        num_workers: int = 0,
+    ) -> None:
         if drop_last and len(dataset) < batch_size:
             raise ValueError(f"a data set fills at least one batch, got {len(dataset)} rows for batches of {batch_size}; lower the batch size")
+        if weights is not None:
+            check_mixture(dataset.sizes, weights)
         self._dataset = dataset
+        self._weights = weights
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._num_workers = num_workers
@@ -46,7 +60,7 @@ class PromptLoader:
         return full + bool(rest and not self._drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        order = epoch_order(len(self._dataset), shuffle=self._shuffle, seed=self._seed, epoch=self._epoch)
+        order = prompt_order(self._dataset.sizes, self._weights, shuffle=self._shuffle, seed=self._seed, epoch=self._epoch)
         loader = StatefulDataLoader(
             self._dataset,
             batch_size=self._batch_size,

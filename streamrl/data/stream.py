@@ -1,18 +1,20 @@
 """The prompt source of a run: dataset rows, each with a uid, in a seeded order that never ends (or ends after ``total_epochs``).
 
-The cursor is (epoch, position) and the order of an epoch depends on (seed, epoch) alone, so a restored stream continues exactly where the
-saved one stood, at an epoch's end too. Guarantees each row once per epoch. Doesn't know which prompts were trained: that is the replay
-buffer's ledger.
+The cursor is (epoch, position) and the order of an epoch depends on seed, epoch, file sizes and weights alone, so a restored stream
+continues exactly where the saved one stood, at an epoch's end too. Guarantees each row once per epoch, or with ``data.train_weights`` each
+file its share. Doesn't know which prompts were trained: that is the replay buffer's ledger.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from streamrl.config.data import DataConfig
-from streamrl.data.files import Row, read_rows
-from streamrl.data.order import epoch_order
-from streamrl.data.rows import subsample, wire_row, without_overlong
+from streamrl.data.custom import CustomTable
+from streamrl.data.order import prompt_order
+from streamrl.data.table import RowSource, check_mixture, read_table
 from streamrl.errors import CheckpointError, ConfigError
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.keys import prompt_uid
@@ -32,14 +34,17 @@ class PromptStream:
         self._seed = run_seed if data.seed is None else data.seed
         self._total_epochs = total_epochs
         self._tokenizer = tokenizer
-        self._rows = self._read(data.train_files, data.max_samples, shuffle=data.shuffle)
+        self._rows = self._read(data.train_files, data, data.max_samples)
+        self._num_rows = sum(self._rows.sizes)
+        if data.train_weights is not None:
+            check_mixture(self._rows.sizes, data.train_weights)
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)
 
     async def num_prompts(self) -> int:
         """Rows of one epoch."""
-        return len(self._rows)
+        return self._num_rows
 
     async def next_prompts(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts, across epoch boundaries; fewer only at the end of the data (empty: no more)."""
@@ -53,8 +58,9 @@ class PromptStream:
         """The validation rows in file order, none when no file is configured."""
         if not self._data.val_files:
             return []
-        rows = self._read(self._data.val_files, self._data.val_max_samples, shuffle=False)
-        return [wire_row(row, self._data) for row in rows]
+        in_order = replace(self._data, shuffle=False, train_weights=None)
+        rows = self._read(self._data.val_files, in_order, self._data.val_max_samples)
+        return [rows.wire(i) for i in range(sum(rows.sizes))]
 
     async def state(self) -> dict[str, Any]:
         """The cursor, with what its meaning depends on."""
@@ -67,30 +73,37 @@ class PromptStream:
             details = ", ".join(f"{name}: saved {saved}, now {mine}" for name, (saved, mine) in differing.items())
             raise CheckpointError(f"a data cursor is restored onto the same rows, seed and order, got {details}; resume with the data of the saved run")
         self._epoch, self._position = state["epoch"], state["position"]
-        if self._position >= len(self._rows):
+        if self._position >= self._num_rows:
             self._epoch, self._position = self._epoch + 1, 0
         self._order = self._order_of(self._epoch)
 
     def _identity(self) -> dict[str, Any]:
-        return {"num_rows": len(self._rows), "seed": self._seed, "run_seed": self._run_seed, "shuffle": self._data.shuffle}
+        return {
+            "num_rows": self._num_rows,
+            "sizes": self._rows.sizes,
+            "weights": self._data.train_weights,
+            "seed": self._seed,
+            "run_seed": self._run_seed,
+            "shuffle": self._data.shuffle,
+        }
 
-    def _read(self, files: str | list[str], max_samples: int, *, shuffle: bool) -> list[Row]:
-        rows = subsample(read_rows(files, self._data), max_samples, shuffle=shuffle, seed=self._seed)
-        return without_overlong(rows, self._data, self._tokenizer) if self._tokenizer and self._data.filter_overlong_prompts else rows
+    def _read(self, files: str | list[str], data: DataConfig, max_samples: int) -> RowSource:
+        read = read_table if data.custom_cls is None else CustomTable
+        return read(files, data, seed=self._seed, max_samples=max_samples, tokenizer=self._tokenizer)
 
     def _order_of(self, epoch: int) -> list[int]:
-        return epoch_order(len(self._rows), shuffle=self._data.shuffle, seed=self._seed, epoch=epoch)
+        return prompt_order(self._rows.sizes, self._data.train_weights, shuffle=self._data.shuffle, seed=self._seed, epoch=epoch)
 
     def _at_end(self) -> bool:
         return self._total_epochs is not None and self._epoch >= self._total_epochs
 
     def _here(self) -> Prompt:
-        row = wire_row(self._rows[self._order[self._position]], self._data)
+        row = self._rows.wire(self._order[self._position])
         return Prompt(prompt_uid(self._run_seed, self._epoch, self._position), row, self._epoch, self._position)
 
     def _advance(self) -> None:
         """The cursor rests on the next row to hand out: after an epoch's last row that is row 0 of the next epoch."""
         self._position += 1
-        if self._position == len(self._rows):
+        if self._position == self._num_rows:
             self._epoch, self._position = self._epoch + 1, 0
             self._order = self._order_of(self._epoch)

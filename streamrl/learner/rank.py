@@ -31,12 +31,13 @@ from streamrl.learner.update import PolicyUpdate
 from streamrl.protocol.learn import StageReport, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import Probe, WeightManifest
+from streamrl.telemetry.samples import SampleWriter
 
 
 class Columns(Protocol):
-    """What a rank needs of the store: columns by key, in the order of the keys."""
+    """What a rank needs of the store: columns by key, in the order of the keys; all common ones when none are selected."""
 
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict: ...
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict: ...
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: dict[str, Any]) -> Any: ...
 
 
@@ -59,6 +60,7 @@ class LearnerRank:
         rank: int,
         ranks: int,
         loss_scale_factor: float | None = None,  # seq-mean-token-sum-norm: data.max_response_length
+        samples: SampleWriter | None = None,  # None: no step leaves a sample
     ) -> None:
         if temperature <= 0:
             raise ConfigError(f"$.rollout.temperature: training needs the sampled distribution, got {temperature}; set it above 0 (greedy is for validation)")
@@ -69,6 +71,7 @@ class LearnerRank:
         self._store, self._weights_dir = store, Path(weights_dir)
         self.rank, self.ranks = rank, ranks
         self._loss_scale_factor = loss_scale_factor
+        self._samples = samples
         self._rendezvous: Rendezvous | None = None
         self._engine: PolicyEngine | None = None
         self._update: PolicyUpdate | None = None
@@ -132,6 +135,8 @@ class LearnerRank:
         names = ("token_level_rewards", "advantages", "returns", "loss_mask", "rollout_is_weights")
         written = {name: _unpadded(value, mask.lengths().tolist()) for name in names if (value := getattr(judged, name)) is not None}
         self._store.kv_batch_put(batch.keys, batch.partition_id, fields=written)
+        if self._samples is not None:
+            self._samples.write(batch, lambda meta: self._store.kv_batch_get(meta.keys, meta.partition_id))
         judged.report.metrics.update(_length_metrics(batch))
         return judged.report
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamrl.config import Config
 from streamrl.dataplane.sweep import PREFIX
+from streamrl.errors import DataError
 from streamrl.pipeline.checkpoints import Checkpoints
 from streamrl.pipeline.loops import GroupWorker
 from streamrl.pipeline.waits import WaitTable
@@ -43,7 +44,7 @@ def build_prompts(config: Config) -> PromptSource:
     from streamrl.data import PromptStream
     from streamrl.rollout import load_tokenizer
 
-    tokenizer = load_tokenizer(config.model) if config.data.filter_overlong_prompts else None
+    tokenizer = load_tokenizer(config.model) if config.data.filter_overlong_prompts or config.data.custom_cls else None
     epochs = None if config.trainer.total_training_steps else config.trainer.total_epochs
     return PromptStream(config.data, run_seed=run_seed(config), total_epochs=epochs, tokenizer=tokenizer)
 
@@ -103,10 +104,11 @@ def build_worker(
     )
 
 
-def build_rank(config: Config, store: Store, weights_dir: Path, rank: int) -> LearnerRank:
+def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Path, rank: int) -> LearnerRank:
     import torch
 
     from streamrl.learner.rank import LearnerRank
+    from streamrl.telemetry.samples import SampleWriter
 
     torch.set_num_threads(threads_of(config.learner.num_threads, config.rollout.num_actors + config.learner.ranks))
     return LearnerRank(
@@ -123,6 +125,7 @@ def build_rank(config: Config, store: Store, weights_dir: Path, rank: int) -> Le
         rank=rank,
         ranks=config.learner.ranks,
         loss_scale_factor=float(config.data.max_response_length),
+        samples=SampleWriter(samples_dir, groups=config.telemetry.sample_groups, keep=config.telemetry.sample_steps),
     )
 
 
@@ -132,4 +135,8 @@ def build_checkpoints(config: Config, root: Path, prompts: PromptSource, resume:
 
 def total_steps(config: Config, num_prompts: int) -> int:
     """Steps of the run: as configured, or epochs of ``num_prompts // train_batch_size`` steps."""
-    return config.trainer.total_training_steps or config.trainer.total_epochs * (num_prompts // config.data.train_batch_size)
+    steps = config.trainer.total_training_steps or config.trainer.total_epochs * (num_prompts // config.data.train_batch_size)
+    if not steps:
+        batch = config.data.train_batch_size
+        raise DataError(f"an epoch fills at least one step, got {num_prompts} prompts, filters applied, for data.train_batch_size={batch}; lower it")
+    return steps

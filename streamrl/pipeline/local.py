@@ -25,6 +25,7 @@ from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import Engine
 from streamrl.replay import ReplayService
 from streamrl.telemetry.metrics import Metrics
+from streamrl.telemetry.run_folder import RunFolder
 from streamrl.weights.publisher import WeightPublisher
 
 EngineFactory = Callable[[Config, str], Engine]
@@ -48,7 +49,7 @@ class LocalPipeline:
         self.store = Store(self.index, writer="local", folder=self.index.path, config=config.dataplane, loop=self._loop)
         self.replay = ReplayService(build.build_replay(config), clear=self.store.clear)
         self.prompts = build.build_prompts(config)
-        self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", 0)
+        self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", RunFolder(run_dir).samples, 0)
         self._threaded = Threaded(self.learner_rank)
         self.waits = WaitTable("local")
         self.metrics = Metrics("driver", "local")

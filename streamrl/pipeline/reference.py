@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from streamrl.algorithms import advantages, corrections, losses
 from streamrl.config import Config
+from streamrl.config.tools import row_tools
 from streamrl.pipeline.build import build_prompts, run_seed
 from streamrl.protocol import DataProto
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
@@ -85,13 +86,14 @@ class SyncReference:
     async def _generate(self, batch: DataProto) -> DataProto:
         """Columns of the answers: row i is session i % n of its prompt."""
         uids, n = batch.non_tensor_batch["uid"], self.config.rollout.n
-        prompts = [self._prompt_ids(messages) for messages in batch.non_tensor_batch["raw_prompt"]]
+        columns = batch.non_tensor_batch
+        prompts = [self._prompt_ids(messages, extra_info) for messages, extra_info in zip(columns["raw_prompt"], columns["extra_info"], strict=True)]
         results = await asyncio.gather(*(self._answer(uids[i], i % n, prompts[i]) for i in range(len(uids))))
         return padded_batch(prompts, results, self.config.data.max_prompt_length, self.config.data.max_response_length)
 
-    def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        kwargs = self.config.data.apply_chat_template_kwargs
-        return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs))
+    def _prompt_ids(self, messages: list[dict[str, Any]], extra_info: dict[str, Any]) -> list[int]:
+        kwargs, tools = self.config.data.apply_chat_template_kwargs, row_tools(self.config.data.tool_config_path, extra_info)
+        return list(self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs))
 
     async def _answer(self, uid: str, session_id: int, prompt_ids: list[int]) -> GenerateResult:
         rollout = self.config.rollout

@@ -145,6 +145,7 @@ class Trainer:
         """Train one batch; the lease ends as trained or as dropped(skipped_step)."""
         started = time.monotonic()
         self.state.step += 1
+        batch.meta.extra_info = {**(batch.meta.extra_info or {}), "global_step": self.state.step}
         shares = plan_shares(batch.meta, self.learner.ranks, self.config.actor, balance=self.config.trainer.balance_batch)
         scored = await self._call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
         judged = await self._call(self.learner.advantages(batch.meta), "advantages", "forward_backward")

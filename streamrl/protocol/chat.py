@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from streamrl.errors import DataError
+from streamrl.errors import WrongData
 
 
 class ChatTokenizer(Protocol):
@@ -17,8 +17,13 @@ class ChatTokenizer(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
-def prompt_ids(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> list[int]:
-    """Ids of the conversation, templated once, with the generation prompt at the end."""
+def prompt_ids(
+    tokenizer: ChatTokenizer,
+    messages: list[dict[str, Any]],
+    template_kwargs: dict[str, Any],
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Ids of the conversation with its tool schemas, templated once, with the generation prompt at the end."""
     if not isinstance(messages, list):
-        raise DataError(f"a prompt is a list of messages, got {type(messages).__name__}; text that is rendered already must not be templated again")
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **template_kwargs))
+        raise WrongData(f"a prompt is a list of messages, got {type(messages).__name__}; text that is rendered already must not be templated again")
+    return list(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False, **template_kwargs))

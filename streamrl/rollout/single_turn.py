@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from streamrl.config.tools import row_tools
 from streamrl.protocol.chat import prompt_ids
 from streamrl.protocol.generate import GenerateRequest, SamplingParams
 from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput, register_agent_loop
@@ -18,7 +19,8 @@ class SingleTurnAgentLoop(AgentLoopBase):
     """Template, one generation, cut to the budget. Every response token is the model's, so the mask is all ones."""
 
     async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput:
-        ids = prompt_ids(self.tokenizer, row["raw_prompt"], self.data.apply_chat_template_kwargs)
+        tools = row_tools(self.data.tool_config_path, row.get("extra_info"))
+        ids = prompt_ids(self.tokenizer, row["raw_prompt"], self.data.apply_chat_template_kwargs, tools)
         ids = fit_prompt(ids, self.data.max_prompt_length, self.rollout.overlong_prompt)
         budget = call_budget(self.data, prompt_len=len(ids), used=0, asked=sampling.max_tokens)
         result = await self.generate(GenerateRequest(self.request_id, ids, replace(sampling, max_tokens=budget)))

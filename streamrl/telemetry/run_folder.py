@@ -10,6 +10,7 @@
     checkpoints/            what a resumed run starts from
     children/               processes that engines started, with their start times
     quarantine.jsonl        prompts that failed too often
+    samples/step-*.bin      whole groups of the last steps
 
 Knows no configuration: the text to save is handed in.
 """
@@ -43,6 +44,7 @@ class RunFolder:
         self.checkpoints = self.root / "checkpoints"
         self.children = self.root / "children"
         self.quarantine = self.root / "quarantine.jsonl"
+        self.samples = self.root / "samples"
         self._lock_file: int | None = None
 
     @classmethod

@@ -1,6 +1,7 @@
-"""Fakes that ship, for tests of user code too: clocks that need no sleeping, builders of rows. The scripted engine is ``streamrl.engines.scripted``."""
+"""Fakes that ship, for tests of user code too: clocks that need no sleeping, builders of rows, a conversation without a model. The scripted engine is ``streamrl.engines.scripted``."""
 
 from streamrl.testing.clocks import JumpingClock, StepClock
 from streamrl.testing.rows import make_trajectory
+from streamrl.testing.talk import CharTokenizer, FixedAnswers
 
-__all__ = ["JumpingClock", "StepClock", "make_trajectory"]
+__all__ = ["CharTokenizer", "FixedAnswers", "JumpingClock", "StepClock", "make_trajectory"]

@@ -177,6 +177,15 @@ def test_resolving_leaves_nothing_open_and_twice_changes_nothing(tmp_path, monke
     assert resolve(config) == config
 
 
+def test_resolving_says_what_the_open_data_keys_mean_and_makes_their_paths_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = resolve(load([], BASE)).data
+    assert plain.gen_batch_size == 1 and plain.cache_dir == str(Path("~/.cache/streamrl/data").expanduser()) and plain.custom_cls is None
+    words = ["data.tool_config_path=tools.yaml", "data.custom_cls.path=mine.py", "data.custom_cls.name=Mine", "data.cache_dir=cache"]
+    data = resolve(load([], [*BASE, *words])).data
+    assert [data.tool_config_path, data.custom_cls.path, data.cache_dir] == [str(tmp_path / name) for name in ("tools.yaml", "mine.py", "cache")]
+
+
 def test_what_is_given_is_not_replaced():
     words = ["run.seed=0", "data.seed=0", "actor.clip_ratio_low=0.1", "rollout.n=1", "weights.probe_tolerance=0.25", "run.folder=/r"]
     config = resolve(load([], [*BASE, *words]))

@@ -6,11 +6,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamrl.config.data import DataConfig
 from streamrl.data import PromptLoader, RLHFDataset, collate_fn
-from streamrl.data.order import epoch_order
-from streamrl.errors import ProtocolError
+from streamrl.data.order import epoch_order, prompt_order
+from streamrl.errors import DataError, ProtocolError
+from tests.data.worlds import row, write_jsonl
 
 
 @pytest.fixture
@@ -56,11 +59,34 @@ def test_two_rows_collate_to_one_element_per_row(dataset):
     assert batch["raw_prompt"].shape == (2,) and batch["raw_prompt"].dtype == object and batch["data_source"].shape == (2,)
 
 
+cells = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.integers(0, 3).map(np.zeros),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(cells, min_size=1, max_size=4), st.lists(cells, min_size=1, max_size=4))
+def test_a_column_has_one_element_per_row_whatever_meets_in_a_batch(first, second):
+    columns = [collate_fn([{"x": value} for value in values])["x"] for values in (first, second)]
+    for column, values in zip(columns, (first, second), strict=True):
+        assert column.shape == (len(values),) and column.dtype == object
+        assert all(got is value for got, value in zip(column, values, strict=True))
+    assert np.concatenate(columns).shape == (len(first) + len(second),)
+
+
 @pytest.mark.parametrize("values", [[[1, 2, 3], [4, 5, 6]], [[], []], [np.zeros(3), np.ones(3)], [{"a": 1}, {"a": 2}], [[[1]], [[2]]]])
 def test_equal_lengths_do_not_collapse_into_a_second_axis(values):
     column = collate_fn([{"x": value} for value in values])["x"]
     assert column.shape == (2,) and all(got is value for got, value in zip(column, values, strict=True))
-    assert np.concatenate([column, column]).shape == (4,)
+
+
+def test_tensors_of_different_shapes_and_an_empty_batch_are_named():
+    with pytest.raises(ProtocolError, match=r"\(2,\).*\(3,\).*'x'"):
+        collate_fn([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}])
+    with pytest.raises(ProtocolError, match="got none"):
+        collate_fn([])
 
 
 def test_differing_keys_and_half_tensor_columns_are_named():
@@ -74,6 +100,13 @@ def loader_of(dataset, **kwargs):
     return PromptLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 3, **kwargs})
 
 
+@pytest.fixture
+def mixed(tmp_path):
+    """7 rows of one file and 3 of another; a row's index is its number over both."""
+    files = [write_jsonl(tmp_path / f"{i}.jsonl", [row(j) for j in numbers]) for i, numbers in enumerate((range(7), range(7, 10)))]
+    return RLHFDataset(files, DataConfig())
+
+
 def batches(loader, epochs):
     return [(loader.epoch, [int(i) for i in batch["index"]]) for _ in range(epochs) for batch in loader]
 
@@ -84,16 +117,90 @@ def test_loader_follows_the_order_of_the_prompt_stream(dataset):
         assert [int(batch["index"][0]) for batch in loader] == epoch_order(10, shuffle=True, seed=3, epoch=epoch)
 
 
+KINDS = [
+    {"shuffle": False},
+    {"shuffle": True},
+    {"shuffle": True, "weights": [1, 2]},
+    {"shuffle": False, "weights": [5, 1]},
+    {"shuffle": True, "drop_last": False},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("done", range(7))
-def test_loader_resumes_exactly_at_every_boundary(dataset, done):
-    expected = batches(loader_of(dataset), 4)
-    loader = loader_of(dataset)
+def test_loader_resumes_exactly_at_every_boundary(mixed, done, kind):
+    """10 rows in batches of 4: steps 0 to 6 are the start, mid-epoch, an epoch's last batch and the next one's first, twice over."""
+    expected = batches(loader_of(mixed, **kind), 4)
+    loader = loader_of(mixed, **kind)
     for _ in range(done):
         next(iter(loader))
-    resumed = loader_of(dataset)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loader_of(mixed, **kind)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     got = batches(resumed, 4)
     assert got[: len(expected) - done] == expected[done:]
+
+
+def test_a_multi_worker_loader_gives_the_same_batches_and_resumes_mid_epoch(mixed):
+    """Workers fetch ahead; the saved position counts what was handed out, not what was fetched."""
+    expected = batches(loader_of(mixed, batch_size=2), 2)
+    loader = loader_of(mixed, batch_size=2, num_workers=2)
+    it = iter(loader)
+    assert [[int(i) for i in next(it)["index"]] for _ in range(3)] == [rows for _, rows in expected[:3]]
+    state = loader.state_dict()
+    del it
+    resumed = loader_of(mixed, batch_size=2, num_workers=2)
+    resumed.load_state_dict(state)
+    assert batches(resumed, 2)[:7] == expected[3:]
+
+
+def test_resume_at_the_end_of_an_epoch_runs_the_whole_next_one(tmp_path):
+    dataset = RLHFDataset(write_jsonl(tmp_path / "t.jsonl", [row(i) for i in range(12)]), DataConfig())
+    loader = loader_of(dataset)
+    assert len(list(loader)) == 3
+    resumed = loader_of(dataset)
+    resumed.load_state_dict(loader.state_dict())
+    got = batches(resumed, 1)
+    assert [epoch for epoch, _ in got] == [1, 1, 2] and sorted(i for _, rows in got for i in rows) == list(range(12))
+
+
+def test_resume_in_the_second_epoch_keeps_its_permutation(dataset):
+    whole = batches(loader_of(dataset, batch_size=2), 2)
+    loader = loader_of(dataset, batch_size=2)
+    for _ in range(5 + 3):
+        next(iter(loader))
+    resumed = loader_of(dataset, batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    rest = batches(resumed, 1)
+    seen = [i for _, rows in (*whole[5:8], *rest) for i in rows]
+    assert sorted(seen) == list(range(10)) and rest == whole[8:]
+
+
+def test_a_mixed_loader_follows_the_mixed_order(mixed):
+    loader = loader_of(mixed, batch_size=1, weights=[1, 3])
+    for epoch in range(3):
+        assert [int(batch["index"][0]) for batch in loader] == prompt_order([7, 3], [1, 3], shuffle=True, seed=3, epoch=epoch)
+
+
+def test_a_mixture_that_cannot_be_kept_is_refused(mixed):
+    for weights, said in (([1], "1 for 2 files"), ([1, 1000], r"none for train_files\[0\]")):
+        with pytest.raises(DataError, match=said):
+            loader_of(mixed, weights=weights)
+
+
+def test_a_split_knows_which_files_its_rows_are_of(mixed):
+    parts = mixed.split(2)
+    assert [part.sizes for part in parts] == [[5, 0], [2, 3]]
+    assert [part.sizes for part in parts[1].split(2)] == [[2, 0], [0, 2]]
+    assert pickle.loads(pickle.dumps(parts[1])).sizes == [2, 3]
+
+
+def test_max_samples_is_a_seeded_choice_over_all_files(mixed, tmp_path):
+    files = [str(tmp_path / f"{i}.jsonl") for i in range(2)]
+    chosen = [RLHFDataset(files, DataConfig(), seed=seed, max_samples=6) for seed in (1, 1, 2)]
+    indices = [[one[i]["index"] for i in range(len(one))] for one in chosen]
+    assert indices[0] == indices[1] != indices[2] and len(set(indices[0])) == sum(chosen[0].sizes) == 6
+    first = RLHFDataset(files, DataConfig(shuffle=False), max_samples=8)
+    assert [first[i]["index"] for i in range(8)] == list(range(8)) and first.sizes == [7, 1]
 
 
 def test_validation_loader_drops_nothing(dataset):

@@ -11,22 +11,8 @@ import pytest
 
 from streamrl.config.data import DataConfig
 from streamrl.data.files import check_files, read_rows
-from streamrl.errors import DataError
-
-
-def row(index=0, **columns):
-    return {
-        "data_source": "streamrl/tiny_add",
-        "prompt": [{"role": "user", "content": f"{index}+1="}],
-        "reward_model": {"style": "rule", "ground_truth": str(index + 1)},
-        "extra_info": {"index": index},
-        **columns,
-    }
-
-
-def write_jsonl(path, rows):
-    path.write_text("\n".join(json.dumps(r) for r in rows))
-    return str(path)
+from streamrl.errors import ConfigError, DataError
+from tests.data.worlds import row, schema, write_jsonl, write_tools
 
 
 def refusal(tmp_path, rows):
@@ -43,10 +29,51 @@ def test_all_formats_give_the_same_rows_in_the_given_order(tmp_path):
     assert read_rows([str(tmp_path / name) for name in ("a.parquet", "b.json", "c.jsonl")], DataConfig()) == rows
 
 
+def differing_rows():
+    """Two rows whose objects have no member in common: keyword arguments, a schema with nested properties, metadata, message keys."""
+    schemas = [schema("weather", city="string"), schema("add", a="integer", b="integer")]
+    rows = [
+        row(
+            i,
+            extra_info={
+                "index": i,
+                "tools_kwargs": {one["function"]["name"]: {"create_kwargs": {key: i for key in one["function"]["parameters"]["properties"]}}},
+                "schemas": [one],
+                "meta": {f"only_{i}": {"deep": [{f"m{i}": i}]}},
+            },
+        )
+        for i, one in enumerate(schemas)
+    ]
+    rows[0]["prompt"][0]["name"] = "ada"
+    return rows
+
+
+def through_pyarrow(rows, path):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def through_datasets(rows, path):
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).to_parquet(path)
+
+
+@pytest.mark.parametrize("save", [through_pyarrow, through_datasets])
+def test_parquet_rows_do_not_gain_the_members_of_other_rows(tmp_path, save):
+    save(differing_rows(), tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist() != differing_rows()
+    assert read_rows(str(tmp_path / "t.parquet"), DataConfig()) == differing_rows()
+
+
+def test_parquet_keeps_null_columns_null_elements_and_empty_objects(tmp_path):
+    rows = [row(0, note=None, marks=[1, None], extra_info={"a": {}, "b": 1}), row(1, note="x", marks=[2], extra_info={"a": {"c": 1}, "b": 2})]
+    through_pyarrow(rows, tmp_path / "t.parquet")
+    assert read_rows(str(tmp_path / "t.parquet"), DataConfig()) == rows
+
+
 def test_json_rows_do_not_gain_the_keys_of_other_rows(tmp_path):
-    schemas = [{"city": "string"}, {"a": "int", "b": "int"}]
-    path = write_jsonl(tmp_path / "t.jsonl", [row(i, extra_info={"tools_kwargs": schema}) for i, schema in enumerate(schemas)])
-    assert [r["extra_info"]["tools_kwargs"] for r in read_rows(path, DataConfig())] == schemas
+    assert read_rows(write_jsonl(tmp_path / "t.jsonl", differing_rows()), DataConfig()) == differing_rows()
 
 
 def test_a_missing_file_is_named_as_given_and_as_resolved(tmp_path, monkeypatch):
@@ -87,9 +114,70 @@ def test_a_row_without_prompt_lists_its_keys(tmp_path):
     assert "row 1" in message and "'prompt'" in message and "answer, question" in message
 
 
-@pytest.mark.parametrize("prompt", ["2+2?", [], [{"role": "user"}], ["2+2?"], [{"role": None, "content": "x"}]])
+@pytest.mark.parametrize("prompt", [[], [{"role": "user"}], ["2+2?"], [{"role": None, "content": "x"}], [{"role": "user", "content": ["x"]}]])
 def test_a_prompt_that_is_no_list_of_messages_is_refused(tmp_path, prompt):
     assert "row 1: field" in refusal(tmp_path, [row(0), row(1, prompt=prompt)])
+
+
+@pytest.mark.parametrize("prompt", ["2+2?", "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", {"role": "user", "content": "2+2?"}])
+def test_text_is_refused_as_a_wrong_type_and_never_templated(tmp_path, prompt):
+    path = write_jsonl(tmp_path / "t.jsonl", [row(0), row(1, prompt=prompt, images=["a.png"])])
+    with pytest.raises(TypeError, match=r"t\.jsonl, row 1: field 'prompt' is a list of") as error:
+        check_files(DataConfig(train_files=path))
+    assert isinstance(error.value, DataError)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("text", "'extra_info' is an object"),
+        ({"index": 1.5}, "'extra_info.index' is a number or text"),
+        ({"tools_kwargs": ["a"]}, "'extra_info.tools_kwargs' is an object"),
+        ({"interaction_kwargs": 1}, "'extra_info.interaction_kwargs'"),
+        ({"need_tools_kwargs": "yes"}, "'extra_info.need_tools_kwargs' is true or false"),
+    ],
+)
+def test_extra_info_of_a_wrong_shape_is_refused(tmp_path, extra, said):
+    assert f"row 1: field {said}" in refusal(tmp_path, [row(0), row(1, extra_info=extra)])
+
+
+def save_json(rows, path):
+    path.write_text(json.dumps(rows))
+
+
+BAD_ROWS = [
+    ({"prompt": None}, "field 'prompt' .*got null"),
+    ({"prompt": []}, r"field 'prompt' is a non-empty list .*got \[\]"),
+    ({"prompt": [{"role": "user", "content": None}]}, r"field prompt\[0\] has a text role and a content"),
+    ({"data_source": None}, "field 'data_source' .*names the scorer.*got None"),
+    ({"data_source": ""}, "field 'data_source' .*names the scorer.*got ''"),
+    ({"reward_model": {"style": "rule", "ground_truth": None}}, "field 'reward_model.ground_truth' is required"),
+    ({"reward_model": None}, "field 'reward_model.ground_truth' is required.*got the keys data_source, extra_info, prompt"),
+]
+
+
+@pytest.mark.parametrize("save", [through_pyarrow, save_json, lambda rows, path: write_jsonl(path, rows)], ids=["parquet", "json", "jsonl"])
+def test_one_bad_row_in_ten_thousand_is_named_with_file_row_field_and_rule(tmp_path, save, request):
+    path = tmp_path / f"t.{request.node.callspec.id}"
+    rows = [row(i) for i in range(10_000)]
+    for number, (columns, said) in enumerate(BAD_ROWS, start=9_000):
+        save([*rows[:number], row(number, **columns), *rows[number + 1 :]], path)
+        with pytest.raises(DataError, match=rf"t\.{path.suffix[1:]}, row {number}: {said}"):
+            check_files(DataConfig(train_files=str(path)))
+
+
+def test_a_bad_validation_row_and_a_bad_second_file_are_named_too(tmp_path):
+    good, bad = write_jsonl(tmp_path / "a.jsonl", [row(0)]), write_jsonl(tmp_path / "b.jsonl", [row(0), {"prompt": "x"}])
+    for files in ({"train_files": good, "val_files": bad}, {"train_files": [good, bad]}):
+        with pytest.raises(DataError, match=r"b\.jsonl, row 1"):
+            check_files(DataConfig(**files))
+
+
+def test_the_file_of_tools_is_read_before_anything_starts(tmp_path):
+    path = write_jsonl(tmp_path / "t.jsonl", [row(0)])
+    check_files(DataConfig(train_files=path, tool_config_path=write_tools(tmp_path / "tools.yaml", schema("add"))))
+    with pytest.raises(ConfigError, match=r"\$\.data\.tool_config_path: a readable YAML file"):
+        check_files(DataConfig(train_files=path, tool_config_path=str(tmp_path / "none.yaml")))
 
 
 def test_a_null_a_source_that_is_no_text_and_an_agent_that_is_no_name_are_shown(tmp_path):

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streamrl.config.data import DataConfig
 from streamrl.data.order import epoch_order
@@ -83,6 +84,65 @@ def test_a_restored_stream_continues_exactly_where_the_saved_one_stood(files, si
     resumed = stream_of(files[size])
     asyncio.run(resumed.restore(state))
     assert take(resumed, 20) == expected[before:]
+
+
+@settings(deadline=None)
+@given(shuffle=st.booleans(), weights=st.sampled_from([None, [1, 1], [1, 4], [0.3, 0.1]]), before=st.integers(0, 40))
+def test_a_restored_mixture_continues_exactly_where_the_saved_one_stood(files, shuffle, weights, before):
+    def stream():
+        return stream_of([files[10], files[5]], shuffle=shuffle, train_weights=weights)
+
+    expected = take(stream(), before + 20)
+    saved = stream()
+    take(saved, before)
+    resumed = stream()
+    asyncio.run(resumed.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(asyncio.run(saved.state())))))
+    assert take(resumed, 20) == expected[before:]
+
+
+def test_a_mixture_keeps_its_shares_in_every_epoch_and_names_prompts_as_ever(files):
+    prompts = take(stream_of([files[10], files[5]], train_weights=[1, 2]), 45)
+    assert [(p.epoch, p.position) for p in prompts] == [(epoch, position) for epoch in range(3) for position in range(15)]
+    assert len({p.uid for p in prompts}) == 45
+    assert [indices(prompts)[i::15] for i in range(15)] != [[index] * 3 for index in indices(prompts[:15])]
+
+
+def test_stream_and_loader_hand_out_a_mixture_in_the_same_order(files):
+    from streamrl.data import PromptLoader, RLHFDataset
+
+    names, weights = [files[10], files[5]], [1, 2]
+    loader = PromptLoader(RLHFDataset(names, DataConfig(), seed=7), batch_size=5, shuffle=True, seed=7, weights=weights)
+    read_by_loader = [int(index) for _ in range(2) for batch in loader for index in batch["index"]]
+    assert read_by_loader == indices(take(stream_of(names, train_weights=weights), 30))
+
+
+def test_a_mixture_is_restored_only_onto_the_same_files_and_weights(files):
+    names = [files[10], files[5]]
+    state = asyncio.run(stream_of(names, train_weights=[1, 2]).state())
+    for other, said in ((stream_of(names, train_weights=[2, 1]), "weights"), (stream_of(names[::-1], train_weights=[1, 2]), "sizes")):
+        with pytest.raises(CheckpointError, match=said):
+            asyncio.run(other.restore(state))
+
+
+def test_a_mixture_whose_file_is_filtered_away_is_refused(files):
+    data = DataConfig(train_files=[files[10], files[1]], train_weights=[1, 1], filter_overlong_prompts=True, max_prompt_length=8, max_samples=2)
+    with pytest.raises(DataError, match=r"none in train_files\[1\]"):
+        PromptStream(replace(data, shuffle=False), run_seed=7, total_epochs=1, tokenizer=LengthTokenizer())
+
+
+def test_validation_files_need_no_weights(files):
+    stream = stream_of([files[10], files[5]], train_weights=[1, 1], val_files=files[12])
+    assert len(asyncio.run(stream.validation_rows())) == 12
+
+
+def test_a_stream_resumed_in_its_second_epoch_sees_that_epochs_rows_once(files):
+    whole = take(stream_of(files[10]), 20)
+    saved = stream_of(files[10])
+    take(saved, 13)
+    resumed = stream_of(files[10])
+    asyncio.run(resumed.restore(asyncio.run(saved.state())))
+    rest = take(resumed, 7)
+    assert rest == whole[13:] and sorted(indices(whole[10:13] + rest)) == list(range(10))
 
 
 def test_resume_at_the_end_of_an_epoch_yields_the_whole_next_one(files):

@@ -1,0 +1,90 @@
+"""The rows of a run in memory: files read, subsampled and filtered, with how many rows each file has left. Torch-free."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from streamrl.config.data import DataConfig
+from streamrl.data.files import limited, names_of, read_files
+from streamrl.data.media import Row
+from streamrl.data.order import shares
+from streamrl.data.overlong import without_overlong
+from streamrl.data.rows import wire_row
+from streamrl.errors import DataError
+from streamrl.protocol.chat import ChatTokenizer
+
+log = logging.getLogger(__name__)
+
+
+class RowSource(Protocol):
+    """Where the prompt stream takes rows from."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each file; row numbers run through the files in their order."""
+        ...
+
+    def wire(self, i: int) -> Row:
+        """Row ``i`` as an agent loop gets it: a fresh one each time, msgpack-able."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Implements ``RowSource`` with rows held in memory."""
+
+    data: DataConfig
+    rows: list[Row]
+    sizes: list[int]
+
+    def wire(self, i: int) -> Row:
+        return wire_row(self.rows[i], self.data)
+
+
+def read_table(files: str | list[str], data: DataConfig, *, seed: int, max_samples: int, tokenizer: ChatTokenizer | None) -> RowTable:
+    """Fetch, read, check, subsample, filter."""
+    names = names_of(files)
+    tables = subsample(read_files(files, data), max_samples, shuffle=data.shuffle, seed=seed)
+    if data.filter_overlong_prompts and tokenizer is not None:
+        tables = without_overlong(tables, names, data, tokenizer)
+    rows = [row for table in tables for row in table]
+    _warn_of_missing_tools_kwargs(rows, data)
+    return RowTable(data, rows, [len(table) for table in tables])
+
+
+def check_mixture(sizes: list[int], weights: list[float]) -> None:
+    """DataError when ``weights`` cannot be kept: every file needs a weight, a row, and a place in an epoch."""
+    if len(sizes) != len(weights):
+        raise DataError(f"data.train_weights has one weight per file, got {len(weights)} for {len(sizes)} files; give as many weights as files")
+    empty = [place for place, size in enumerate(sizes) if not size]
+    if empty:
+        raise DataError(f"every file of a mixture has a row after sampling and filtering, got none in train_files{empty}; leave it out or raise the limits")
+    without_place = [place for place, share in enumerate(shares(sum(sizes), weights)) if not share]
+    if without_place:
+        raise DataError(f"every file of a mixture has a place in an epoch of {sum(sizes)} rows, got none for train_files{without_place}; raise its weight")
+
+
+def subsample(tables: list[list[Row]], max_samples: int, *, shuffle: bool, seed: int) -> list[list[Row]]:
+    """All rows, or ``max_samples`` of all files together: a seeded choice without replacement when shuffling, else the first ones."""
+    places = [(source, row) for source, rows in enumerate(tables) for row in rows]
+    size = limited(len(places), max_samples)
+    if size == len(places):
+        return tables
+    chosen = sorted(np.random.default_rng(seed).choice(len(places), size=size, replace=False)) if shuffle else range(size)
+    kept: list[list[Row]] = [[] for _ in tables]
+    for i in chosen:
+        source, row = places[i]
+        kept[source].append(row)
+    return kept
+
+
+def _warn_of_missing_tools_kwargs(rows: list[Row], data: DataConfig) -> None:
+    """Once for all rows, with their number: a tool that is created per row would get no arguments."""
+    extras = [row.get("extra_info") or {} for row in rows]
+    lacking = [extra for extra in extras if extra.get("need_tools_kwargs", data.need_tools_kwargs) and not extra.get("tools_kwargs")]
+    if lacking:
+        log.warning("%d of %d rows need tools_kwargs and have none, the first with index %r", len(lacking), len(rows), lacking[0].get("index", 0))
