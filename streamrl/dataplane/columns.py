@@ -5,7 +5,7 @@
 | array or tensor (B,)                              | scalar                                                     |
 | array or tensor (B, *inner)                       | dense                                                      |
 | jagged nested tensor                              | ragged, with its ragged axis                               |
-| list of arrays or tensors of rank >= 1            | ragged, last axis                                          |
+| list of arrays or tensors of rank >= 1            | ragged, last axis (a known field: its declared axis)       |
 | list of 0-d arrays, 0-d tensors or NumPy scalars  | scalar                                                     |
 | any other list                                    | object                                                     |
 
@@ -133,7 +133,9 @@ def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
         raise ProtocolError(f"a column has a batch dimension, got a 0-d value for {name!r}; pass shape (B,)")
     declared = TRAJECTORY_FIELDS.get(name)
     if declared is not None and declared.kind == "ragged":
-        return _ragged(name, dtype, list(rows), rows.ndim - 2)
+        if rows.ndim < 2:
+            raise ProtocolError(f"column {name!r} is ragged, got one number per row; pass shape (B, W) or a list of arrays")
+        return _ragged(name, dtype, list(rows), _free_axis(name, rows.ndim - 1))
     kind: Kind = "scalar" if rows.ndim == 1 else "dense"
     spec = _declared(name, ColumnSpec(dtype, kind, None, tuple(rows.shape[1:])))
     return EncodedColumn(name, spec, [0] * len(rows), [rows.reshape(-1)])
@@ -168,7 +170,7 @@ def _from_list(name: str, values: list) -> EncodedColumn:
         if len(ranks) > 1:
             raise ProtocolError(f"rows of a column have one rank, got ranks {ranks} for {name!r}; reshape the rows first")
         rows = [row for _, row in pairs]
-        return _from_batch(name, dtypes[0], np.stack(rows)) if ranks == [0] else _ragged(name, dtypes[0], rows, ranks[0] - 1)
+        return _from_batch(name, dtypes[0], np.stack(rows)) if ranks == [0] else _ragged(name, dtypes[0], rows, _free_axis(name, ranks[0]))
     if declared is not None and declared.kind == "scalar":
         return _from_batch(name, declared.dtype, _python_numbers(name, declared.dtype, values))
     if declared is not None:
@@ -205,13 +207,22 @@ def _ragged(name: str, dtype: str, rows: list[np.ndarray], axis: int) -> Encoded
     return EncodedColumn(name, spec, [row.shape[axis] for row in rows], [np.ascontiguousarray(row).reshape(-1) for row in rows])
 
 
+def _free_axis(name: str, rank: int) -> int:
+    """The ragged axis of rows of this rank: the declared one of a known field, else the last."""
+    declared = TRAJECTORY_FIELDS.get(name)
+    axis = -1 if declared is None or declared.ragged_dim is None else declared.ragged_dim
+    return axis % rank
+
+
 def _declared(name: str, spec: ColumnSpec) -> ColumnSpec:
     """``spec`` itself when it agrees with the schema of known fields (inner axes are free: position ids may be [C, L])."""
     declared = TRAJECTORY_FIELDS.get(name)
-    if declared is not None and (
-        spec.dtype != declared.dtype or spec.kind != declared.kind or (spec.kind == "ragged" and spec.ragged_dim != len(spec.inner_shape))
-    ):
-        raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype} with the last axis free, got {describe_spec(spec)}; values are never cast")
+    if declared is None:
+        return spec
+    same_axis = spec.kind != "ragged" or spec.ragged_dim == _free_axis(name, len(spec.inner_shape) + 1)
+    if spec.dtype != declared.dtype or spec.kind != declared.kind or not same_axis:
+        free = "" if declared.ragged_dim is None else f" with the {'last' if declared.ragged_dim else 'first'} axis free"
+        raise DtypeClash(f"column {name!r} is {declared.kind} {declared.dtype}{free}, got {describe_spec(spec)}; values are never cast")
     return spec
 
 

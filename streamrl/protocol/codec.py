@@ -10,6 +10,7 @@ Refuses with a ProtocolError what it cannot give back equal (other types, intege
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,7 @@ _DTYPES = {
     )
 }
 _ARRAY_KINDS = frozenset("biufcUSmM")  # numpy kinds that are plain bytes
+_DTYPE_NAME = re.compile(r"[<>|=][biufcUSmM][1-9][0-9]{0,8}(\[[0-9]*[A-Za-zμ]+\])?")  # as ``dtype.str`` writes them
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -74,7 +76,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return reader.decoder.decode(view[_HEAD.size : _HEAD.size + header_bytes])
     except ProtocolError:
         raise
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError, RuntimeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
         raise ProtocolError(f"an encoded batch has a valid header, got: {error}; the data is damaged") from error
 
 
@@ -189,9 +191,9 @@ class _Reader:
         return torch.from_numpy(raw).view(dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
     def _array(self, dtype_name: str, shape: list[int], place: int, nbytes: int) -> np.ndarray:
-        dtype = np.dtype(dtype_name)
-        if dtype.kind not in _ARRAY_KINDS or not dtype.itemsize:  # without a size, any number of items would need no bytes
+        if not _DTYPE_NAME.fullmatch(dtype_name):  # NumPy's own parser takes far more; without a size, any number of items would need no bytes
             raise ProtocolError(f"arrays hold numbers or strings, got dtype {dtype_name!r}; the data is damaged")
+        dtype = np.dtype(dtype_name)
         raw = self._bytes(_count(shape), dtype.itemsize, place, nbytes)
         return raw.view(dtype).reshape(shape) if nbytes else np.zeros(shape, dtype)
 

@@ -11,7 +11,7 @@ Knows the containers only by type, and does not load torch for arguments that ho
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -61,7 +61,8 @@ def dispatch(
     """(one call per rank, rows of padding). Rank r belongs to data-parallel group r // ranks_per_group.
 
     ``parts`` are the parts of the one KVBatchMeta or BatchMeta argument, group by group. ``resolve`` turns each KVBatchMeta (or, when given, its
-    parts) into a BatchMeta once. ``auto_padding`` pads DataProtos to ``dp_size``; cut the outputs with :func:`trim`.
+    parts) into a BatchMeta once. ``auto_padding`` pads DataProtos to ``dp_size`` and marks the padding rows in the column ``is_padding``; cut the
+    outputs with :func:`trim`.
     """
     if dp_size < 1 or ranks_per_group < 1:
         raise ProtocolError(f"dispatch needs at least one rank, got dp_size={dp_size}, ranks_per_group={ranks_per_group}; check the worker group")
@@ -104,9 +105,7 @@ def _cut(value: Any, dp_size: int, parts: Sequence[Meta] | None, resolve: Any, a
         return list((resolve(value) if resolve and isinstance(value, KVBatchMeta) else value).chunk(dp_size))
     if _is_dataproto(value):
         if auto_padding or value.is_padding_enabled():
-            from streamrl.protocol.dataproto import pad_dataproto_to_divisor
-
-            value, pad = pad_dataproto_to_divisor(value, dp_size)
+            value, pad = _padded(value, dp_size)
             pads.add(pad)
         return list(value.chunk(dp_size))
     if _is_tensordict(value):
@@ -116,11 +115,26 @@ def _cut(value: Any, dp_size: int, parts: Sequence[Meta] | None, resolve: Any, a
     return [value] * dp_size
 
 
+def _padded(data: Any, dp_size: int) -> tuple[Any, int]:
+    import torch
+
+    from streamrl.protocol.dataproto import DataProto, pad_dataproto_to_divisor
+
+    padded, pad = pad_dataproto_to_divisor(data, dp_size)
+    if not len(data):
+        return data, 0
+    _check_free(PADDING_COLUMN, {*data._tensors(), *data.non_tensor_batch})
+    return padded.select().union(DataProto.from_dict({PADDING_COLUMN: torch.arange(len(padded)) >= len(data)})), pad
+
+
 def trim(output: Any, pad: int) -> Any:
-    """The collected output without the rows that dispatch added."""
+    """The collected output without the rows, and the marks of them, that dispatch added."""
+    if not _is_dataproto(output):
+        return output
     from streamrl.protocol.dataproto import unpad_dataproto
 
-    return unpad_dataproto(output, pad) if pad and _is_dataproto(output) else output
+    names = [name for name in output._tensors() if name != PADDING_COLUMN]
+    return unpad_dataproto(output.select(batch_keys=names), pad)
 
 
 def run_on_store(
@@ -153,11 +167,19 @@ def _materialised(meta: Meta, store: ColumnStore, pad_to: int) -> Any:
     from streamrl.protocol.tensors.rows import pad_to_divisor
 
     td, pad = pad_to_divisor(store.get(meta), pad_to)
-    rows = len(meta) + pad
-    columns = columns_of(td) | {name: NonTensorData(value) for name, value in (meta.extra_info or {}).items()}
+    rows, columns = len(meta) + pad, columns_of(td)
+    for name, value in (meta.extra_info or {}).items():
+        _check_free(name, columns)
+        columns[name] = NonTensorData(value)
     if pad_to > 1:
+        _check_free(PADDING_COLUMN, columns)
         columns[PADDING_COLUMN] = torch.arange(rows) >= len(meta)
     return build(columns, rows)
+
+
+def _check_free(name: str, columns: Collection[str]) -> None:
+    if name in columns:
+        raise ProtocolError(f"batch-less values and marks enter a batch under names of their own, got a column {name!r} already; rename one of them")
 
 
 def _written_back(result: Any, meta: Meta, store: ColumnStore, is_collector: bool, pad_to: int) -> Meta:
@@ -168,7 +190,7 @@ def _written_back(result: Any, meta: Meta, store: ColumnStore, is_collector: boo
     columns = columns_of(result)
     info = {name: column.data for name, column in columns.items() if is_scalar(column)}
     kept = {name: column for name, column in columns.items() if name not in info and name != PADDING_COLUMN}
-    if kept and rows != len(meta) + pad:
+    if (kept or rows is not None) and rows != len(meta) + pad:
         raise ProtocolError(f"a result has the rows of its meta, got {rows} for {len(meta)} rows and {pad} of padding; return one row per input row")
     if kept and is_collector:
         store.put(meta, unpad(build(kept, rows), pad))
@@ -181,14 +203,19 @@ def collect(results: Sequence[Meta | None], source: KVBatchMeta) -> KVBatchMeta:
     metas = [result for result in results if result is not None]
     if not metas:
         raise ProtocolError(f"collect takes at least one answer, got none of {len(results)} ranks; check which ranks collect")
-    rows = sum(len(meta) for meta in metas)
-    if rows != len(source):
-        raise ProtocolError(f"the answers cover the rows of the call, got {rows} rows for {len(source)}; collect from one rank per group")
+    _check_answers(metas, source)
     lists: dict[str, list[Any]] = {}
     for meta in metas:
         for name, value in (meta.extra_info or {}).items():
             lists.setdefault(name, []).append(value)
     return KVBatchMeta(source.partition_id, source.keys, source.tags, source.fields, lists)
+
+
+def _check_answers(metas: Sequence[Meta], source: KVBatchMeta) -> None:
+    names = [name for meta in metas for name in _row_names(meta)]
+    known = isinstance(metas[0], BatchMeta) or set(names) == set(source.keys)
+    if len(names) != len(source) or len(set(names)) != len(names) or not known:
+        raise ProtocolError(f"the answers cover each row of the call once, got {len(names)} rows for {len(source)}; collect from one rank per group")
 
 
 def _is_dataproto(value: Any) -> bool:

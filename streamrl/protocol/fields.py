@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from streamrl.errors import ProtocolError
 from streamrl.protocol.trajectory import Trajectory
 
 Kind = Literal["scalar", "dense", "ragged", "object"]
@@ -30,28 +31,30 @@ _IDS = ColumnSpec("int64", "ragged", -1)
 _FLOATS = ColumnSpec("float32", "ragged", -1)
 _NUMBER = ColumnSpec("int64", "scalar")
 
+# P and R are the tokens of prompt and response, L = P + R. Of a known field the dtype, the kind and the ragged axis are fixed; inner axes are free.
 TRAJECTORY_FIELDS: dict[str, ColumnSpec] = {
     "prompts": _IDS,  # [P] as sent to the engine
     "responses": _IDS,  # [R] model and observation tokens in order
     "response_mask": _IDS,  # [R] 1 = written by the policy
     "loss_mask": _IDS,  # [R] response_mask until the advantage stage replaces it by the final effective mask
-    "input_ids": _IDS,  # [P+R]
-    "position_ids": _IDS,  # [P+R]; text rows 0..L-1
+    "input_ids": _IDS,  # [L] prompts followed by responses
+    "position_ids": _IDS,  # [L], in text rows 0..L-1; [C, L] with the C = 3 or 4 components of multi-component RoPE
     "rollout_log_probs": _FLOATS,  # [R] engine log-prob at the token's own version; 0.0 on observations
     "rollout_versions": ColumnSpec("int32", "ragged", -1),  # [R] -1 on observations
-    "rm_scores": _FLOATS,  # [R] outcome reward on the last model token
+    "rm_scores": _FLOATS,  # [R] outcome reward on the last model token; finite
     "old_log_probs": _FLOATS,  # [R] under the proximal policy (weights before this step's first update)
-    "ref_log_prob": _FLOATS,
-    "values": _FLOATS,
-    "entropy": _FLOATS,
-    "token_level_scores": _FLOATS,
-    "token_level_rewards": _FLOATS,
-    "advantages": _FLOATS,
-    "returns": _FLOATS,
-    "rollout_is_weights": _FLOATS,
-    "num_turns": _NUMBER,
-    "session_id": _NUMBER,
-    "output_index": _NUMBER,
+    "ref_log_prob": _FLOATS,  # [R] under the reference model
+    "values": _FLOATS,  # [R] of the critic
+    "entropy": _FLOATS,  # [R] of the policy at each token
+    "token_level_scores": _FLOATS,  # [R] rm_scores
+    "token_level_rewards": _FLOATS,  # [R] the same after KL-in-reward
+    "advantages": _FLOATS,  # [R] of the estimator
+    "returns": _FLOATS,  # [R] of the estimator; the critic's target
+    "rollout_is_weights": _FLOATS,  # [R] detached correction weights
+    "routed_experts": ColumnSpec("int16", "ragged", 0),  # [L, layers, top_k] experts the engine chose, for routing replay
+    "num_turns": _NUMBER,  # user and assistant turns + 1
+    "session_id": _NUMBER,  # TrajectoryKey.session_id
+    "output_index": _NUMBER,  # TrajectoryKey.index; column "index" is the dataset's
 }
 
 
@@ -67,7 +70,7 @@ def trajectory_columns(rows: list[Trajectory]) -> dict[str, list]:
         columns["response_mask"].append(mask)
         columns["loss_mask"].append(mask)
         columns["input_ids"].append(np.asarray(row.prompt_ids + row.response_ids, np.int64))
-        columns["position_ids"].append(np.arange(len(row.prompt_ids) + len(row.response_ids), dtype=np.int64))
+        columns["position_ids"].append(_positions(row))
         columns["rollout_versions"].append(np.asarray(row.rollout_versions, np.int32))
         columns["num_turns"].append(row.num_turns)
         columns["session_id"].append(row.key.session_id)
@@ -75,14 +78,28 @@ def trajectory_columns(rows: list[Trajectory]) -> dict[str, list]:
         columns["uid"].append(row.key.uid)
         columns["stop_reason"].append(row.stop_reason)
         columns["reward_extra_info"].append(row.reward_extra)
-    if all(row.response_logprobs is not None for row in rows):
+    if _all_or_none("response_logprobs", rows):
         columns["rollout_log_probs"] = [np.asarray(row.response_logprobs, np.float32) for row in rows]
-    if all(row.reward is not None for row in rows):
+    if _all_or_none("reward", rows):
         columns["rm_scores"] = [_outcome_reward(row) for row in rows]
     passed = {name for row in rows for name in (*row.row, *row.extra)} - set(columns)
     for name in sorted(passed):
         columns[name] = [row.extra.get(name, row.row.get(name)) for row in rows]
     return columns
+
+
+def _all_or_none(name: str, rows: list[Trajectory]) -> bool:
+    """Whether the rows have this optional value; some with and some without would lose the values of the former."""
+    missing = [str(row.key) for row in rows if getattr(row, name) is None]
+    if missing and len(missing) < len(rows):
+        raise ProtocolError(f"{name} is given for all rows of a put or for none, got None for {missing} of {len(rows)} rows; put those rows by themselves")
+    return not missing
+
+
+def _positions(row: Trajectory) -> np.ndarray:
+    if row.position_ids is None:
+        return np.arange(len(row.prompt_ids) + len(row.response_ids), dtype=np.int64)
+    return np.asarray(row.position_ids, np.int64)
 
 
 def _outcome_reward(row: Trajectory) -> np.ndarray:

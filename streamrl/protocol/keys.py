@@ -14,7 +14,7 @@ import msgspec
 from streamrl.errors import ProtocolError
 
 _UID = re.compile(r"[A-Za-z0-9.-]+")
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")  # fits 64 bits
 
 
 def check_uid(uid: str) -> str:
@@ -52,8 +52,8 @@ class TrajectoryKey(msgspec.Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         check_uid(self.uid)
-        if self.session_id < 0 or self.index < 0:
-            raise ProtocolError(f"session_id and index are not negative, got session_id={self.session_id}, index={self.index}; count from 0")
+        if type(self.session_id) is not int or type(self.index) is not int or self.session_id < 0 or self.index < 0:
+            raise ProtocolError(f"session_id and index are int and not negative, got session_id={self.session_id!r}, index={self.index!r}; count from 0")
 
     def __str__(self) -> str:
         return f"{self.uid}_{self.session_id}_{self.index}"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from streamrl.errors import ProtocolError, RowOutOfRange
+from streamrl.errors import ProtocolError, RowOutOfRange, WrongType
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class KVBatchMeta(msgspec.Struct):
     extra_info: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.keys, self.tags = list(self.keys), [dict(t) for t in self.tags]
+        self.keys, self.tags = list(self.keys), list(self.tags)
         self.fields = None if self.fields is None else list(self.fields)
         self.extra_info = copy.deepcopy(self.extra_info) if self.extra_info else {}
         if len(self.keys) != len(self.tags):
@@ -48,19 +49,26 @@ class KVBatchMeta(msgspec.Struct):
         check_distinct("keys", self.keys)
         if self.fields is not None:
             check_distinct("fields", self.fields)
-        for key, tag in zip(self.keys, self.tags, strict=True):
-            check_tag(key, tag)
+        check_tags(self.keys, self.tags)
+        self.tags = _copies(self.tags)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def select_keys(self, keys: Sequence[str]) -> KVBatchMeta:
         """The rows ``keys``, in that order."""
-        place = {key: i for i, key in enumerate(self.keys)}
-        unknown = [key for key in keys if key not in place]
-        if unknown:
-            raise UnknownKeys(f"select_keys takes keys of the batch, got unknown {unknown}; list them with .keys")
-        return self._rows([place[key] for key in keys])
+        place = dict(zip(self.keys, range(len(self)), strict=True))
+        try:
+            rows = [place[key] for key in keys]
+        except KeyError:
+            unknown = [key for key in keys if key not in place]
+            raise UnknownKeys(f"select_keys takes keys of the batch, got unknown {unknown}; list them with .keys") from None
+        if len(set(rows)) != len(rows):
+            check_distinct("keys", keys)
+        part = self._part([], [])
+        copies = _copies(self.tags)  # of all, in the order of memory: copying in the order asked for costs a cache miss per value
+        part.keys, part.tags = list(keys), [copies[row] for row in rows]
+        return part
 
     def reorder(self, indices: Sequence[int]) -> None:
         """Put row ``indices[i]`` at place i, in place; ``indices`` is a permutation."""
@@ -69,7 +77,8 @@ class KVBatchMeta(msgspec.Struct):
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:
         """Exactly ``chunks`` parts in order; sizes differ by at most one and the earlier parts are the bigger ones."""
-        return [self._rows(part) for part in even_parts(len(self), chunks)]
+        parts = [slice(part.start, part.stop) for part in even_parts(len(self), chunks)]
+        return [self._part(self.keys[part], self.tags[part]) for part in parts]
 
     @classmethod
     def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
@@ -80,35 +89,55 @@ class KVBatchMeta(msgspec.Struct):
             return cls(data[0].partition_id if data else "")
         _check_one_partition(parts)
         keys = [key for part in parts for key in part.keys]
-        tags = [tag for part in parts for tag in part.tags]
-        return cls(parts[0].partition_id, keys, tags, _common_fields(parts), _merged_info(parts))
+        check_distinct("keys", keys)
+        joined = cls(parts[0].partition_id, [], [], _common_fields(parts), _merged_info(parts))
+        joined.keys, joined.tags = keys, _copies(tag for part in parts for tag in part.tags)
+        return joined
 
     def with_fields(self, names: Sequence[str] | None) -> KVBatchMeta:
         """A copy that selects the columns ``names`` (None: all columns common to the rows)."""
-        return KVBatchMeta(self.partition_id, self.keys, self.tags, None if names is None else list(names), self.extra_info)
+        chosen = self._part(list(self.keys), self.tags)
+        chosen.fields = None if names is None else list(names)
+        check_distinct("fields", chosen.fields or [])
+        return chosen
 
-    def _rows(self, rows: Sequence[int]) -> KVBatchMeta:
-        return KVBatchMeta(self.partition_id, [self.keys[i] for i in rows], [self.tags[i] for i in rows], self.fields, self.extra_info)
+    def _part(self, keys: list[str], tags: Iterable[dict[str, Any]]) -> KVBatchMeta:
+        """Distinct rows of this meta; their keys and tags were checked when it was built."""
+        part = KVBatchMeta(self.partition_id, [], [], self.fields, self.extra_info)
+        part.keys, part.tags = keys, _copies(tags)
+        return part
+
+
+def _copies(tags: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list(map(dict.copy, tags))
 
 
 def check_distinct(what: str, names: Sequence[str]) -> None:
     """ProtocolError listing the names that occur twice."""
     if len(set(names)) != len(names):
         seen: set[str] = set()
-        twice = sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+        twice = sorted({str(name) for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
         raise ProtocolError(f"{what} of a batch are distinct, got duplicates of {twice}; remove them")
 
 
-def check_tag(key: str, tag: dict[str, Any]) -> None:
+def check_tags(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> None:
     """Tag values are plain and immutable, so that one level of copying keeps two batches apart."""
-    bad = {name: type(value).__name__ for name, value in tag.items() if type(value) not in _PLAIN}
-    if bad:
-        raise ProtocolError(f"tag values are None, bool, int, float, str or bytes, got {bad} in the tag of {key!r}; store structures as object columns")
+    if not set(map(type, tags)) <= {dict}:
+        raise WrongType(f"a tag is a dict, got {sorted({type(tag).__name__ for tag in tags})}; pass one dict per key")
+    if set(map(type, itertools.chain.from_iterable(map(dict.values, tags)))) <= _PLAIN:
+        return
+    for key, tag in zip(keys, tags, strict=True):
+        bad = {name: type(value).__name__ for name, value in tag.items() if type(value) not in _PLAIN}
+        if bad:
+            raise ProtocolError(f"tag values are None, bool, int, float, str or bytes, got {bad} in the tag of {key!r}; store structures as object columns")
 
 
 def check_permutation(indices: Sequence[int], size: int) -> list[int]:
     """``indices`` as a list when it holds every number of 0..size-1 once."""
-    order = [int(i) for i in indices]
+    try:
+        order = [operator.index(i) for i in (indices if isinstance(indices, list | range) else list(indices))]
+    except TypeError as error:
+        raise WrongType(f"reorder takes a 1-D list of row numbers, got {error}; pass integers") from error
     if len(order) != size:
         raise ProtocolError(f"reorder takes a permutation of all rows, got {len(order)} indices for {size} rows; use select to drop or repeat rows")
     outside = [i for i in order if not 0 <= i < size]

@@ -6,6 +6,7 @@ a *group* is all trajectories of a prompt. P prompts with ``rollout.n = n`` give
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -48,9 +49,10 @@ class Trajectory(msgspec.Struct):
     reward_extra: dict[str, Any] = {}  # what the scorer returned beside the score
     row: dict[str, Any] = {}  # dataset columns, passed through
     extra: dict[str, Any] = {}  # turn_scores, tool_rewards: same key set in every row of a session
+    position_ids: list[list[int]] | None = None  # [C][L] of multi-component RoPE; None = text, 0 .. L - 1
 
     def check(self) -> None:
-        """ProtocolError when lengths are not aligned, the prompt or the answer is empty, or the last token is not the model's."""
+        """ProtocolError when lengths are not aligned, the prompt or the answer is empty, no token is the model's, or the reward is not finite."""
         size = len(self.response_ids)
         lengths = {"response_mask": len(self.response_mask), "rollout_versions": len(self.rollout_versions)}
         if self.response_logprobs is not None:
@@ -62,6 +64,16 @@ class Trajectory(msgspec.Struct):
             raise ProtocolError(f"a row has a prompt and a response token, got {len(self.prompt_ids)} and {size} in {self.key}; end such a session as failed")
         if not any(self.response_mask):
             raise ProtocolError(f"a row has a token written by the model, got none in {self.key}; end such a session as failed")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ProtocolError(f"a reward is finite, got {self.reward} in {self.key}; end such a session as failed")
+        self._check_positions(len(self.prompt_ids) + size)
+
+    def _check_positions(self, tokens: int) -> None:
+        got = None if self.position_ids is None else [len(component) for component in self.position_ids]
+        if got is not None and (not got or set(got) != {tokens}):
+            raise ProtocolError(
+                f"each component of position_ids has one entry per prompt and response token ({tokens}), got {got} in {self.key}; leave text rows at None"
+            )
 
     @property
     def min_version(self) -> int:

@@ -11,6 +11,7 @@ from streamrl.errors import ProtocolError
 from streamrl.protocol import tensors as T
 from streamrl.protocol.codec import decode, encode
 from streamrl.protocol.equality import deep_equal
+from streamrl.protocol.tensors.jagged import ragged_axis
 from tests.protocol.batches import LENGTHS, batch, components, quick
 
 PLAIN = st.recursive(
@@ -143,3 +144,28 @@ def test_a_cut_file_is_a_protocol_error():
     for cut in range(0, len(data), 37):
         with pytest.raises(ProtocolError):
             decode(data[:cut])
+
+
+@quick
+@given(st.integers(1, 4), st.integers(0, 4), st.sampled_from(DTYPES))
+def test_equal_lengths_single_rows_and_every_dtype_keep_their_ragged_axis(size, length, dtype):
+    columns = {
+        "flat": T.nested_from_list([torch.ones(length).to(dtype)] * size),
+        "last": T.nested_from_list([torch.ones(3, length).to(dtype)] * size),
+        "first": T.nested_from_list([torch.ones(length, 3).to(dtype)] * size, 0),
+    }
+    back = decode(encode(T.get_tensordict(columns)))
+    T.assert_equal(back, T.get_tensordict(columns))
+    assert [ragged_axis(back.get(name)) for name in columns] == [1, 2, 1] and back.get("last").shape[1] == 3
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 3), max_size=3) | st.sampled_from([None, np.float32(0.5), np.arange(3), np.array(["a", "bc"])]), max_size=5))
+def test_objects_with_numpy_values_come_back_with_their_types(values):
+    rows = [{"value": value, "nested": [value, (value,)]} for value in values]
+    assert deep_equal(T.get(decode(encode(T.get_tensordict({"x": rows}))), "x"), rows)
+
+
+def test_an_empty_batch_keeps_its_columns():
+    empty = T.index_select(batch([2, 3]), [])
+    T.assert_equal(decode(encode(empty)), empty)

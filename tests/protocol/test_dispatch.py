@@ -1,10 +1,12 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamrl.protocol import BatchMeta, DataProto, KVBatchMeta
 from streamrl.protocol import tensors as T
 from streamrl.protocol.dispatch import PADDING_COLUMN, collect, dispatch, is_chunkable, run_on_store, trim
-from tests.protocol.batches import jagged
+from tests.protocol.batches import jagged, quick
 
 
 class DictStore:
@@ -76,7 +78,9 @@ def test_auto_padding_is_trimmed_from_the_output():
         dispatch([data], {}, 2)
     calls, pad = dispatch([data], {}, 2, auto_padding=True)
     assert pad == 1 and [call.args[0].batch["x"].tolist() for call in calls] == [[0, 1, 2], [3, 4, 0]]
-    assert trim(DataProto.concat([call.args[0] for call in calls]), pad).batch["x"].tolist() == [0, 1, 2, 3, 4]
+    assert [call.args[0].batch[PADDING_COLUMN].tolist() for call in calls] == [[False] * 3, [False, False, True]]
+    out = trim(DataProto.concat([call.args[0] for call in calls]), pad)
+    assert out.batch["x"].tolist() == [0, 1, 2, 3, 4] and PADDING_COLUMN not in out.batch.keys() and PADDING_COLUMN not in data.batch.keys()
     assert trim({"loss": 1}, pad) == {"loss": 1}
 
 
@@ -86,6 +90,28 @@ def test_padded_arguments_have_one_size():
         dispatch([short, long], {}, 2, auto_padding=True)
     with pytest.raises(ValueError):
         dispatch([], {}, 0)
+
+
+@quick
+@given(st.integers(0, 12), st.integers(1, 5), st.integers(1, 3))
+def test_each_row_reaches_one_group_and_comes_back_in_order(size, dp_size, ranks_per_group):
+    meta = make(size, fields=["x"])
+    calls, _ = dispatch([], {"meta": meta}, dp_size, ranks_per_group=ranks_per_group)
+    assert len(calls) == dp_size * ranks_per_group
+    firsts = [call.kwargs["meta"] for call in calls[::ranks_per_group]]
+    assert all(calls[rank].kwargs["meta"] is firsts[rank // ranks_per_group] for rank in range(len(calls)))
+    back = collect(firsts, meta)
+    assert (back.keys, back.tags, back.fields) == (meta.keys, meta.tags, meta.fields)
+
+
+def test_the_first_meta_is_written_to_and_every_meta_becomes_a_batch():
+    keep = store(2)
+
+    def add(left, right, scale):
+        return T.get_tensordict({"y": (left.get("x") + right.get("x")) * scale})
+
+    out = run_on_store(add, [make(2, extra_info={"side": "left"})], {"right": make(2), "scale": 3}, keep)
+    assert out.extra_info == {"side": "left"} and [keep.columns["y"][key].item() for key in out.keys] == [0, 6]
 
 
 def test_a_call_without_a_meta_is_plain():

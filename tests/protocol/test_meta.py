@@ -59,6 +59,27 @@ def test_select_keys_keeps_the_requested_order():
     assert meta.keys == ["A_3_0", "A_1_0"] and in_step(meta)
 
 
+@quick
+@given(st.integers(0, 12), st.data())
+def test_selected_and_reordered_rows_keep_their_tags(size, data):
+    order = data.draw(st.permutations(list(range(size))))
+    meta = make(size, fields=["prompts"], extra_info={"a": [1]})
+    some = meta.select_keys([meta.keys[i] for i in order[: size // 2]])
+    assert [tag["seq_len"] for tag in some.tags] == order[: size // 2] and in_step(some) and some.fields == ["prompts"] and some.extra_info == {"a": [1]}
+    meta.reorder(np.array(order, np.int64))
+    assert [tag["seq_len"] for tag in meta.tags] == order and in_step(meta)
+
+
+def test_no_operation_shares_a_tag_with_its_source():
+    meta = make(4, extra_info={"deep": [1]})
+    copies = [meta.select_keys(["A_1_0"]), meta.chunk(2)[0], KVBatchMeta.concat(meta.chunk(2)), meta.with_fields(["x"])]
+    for part in copies:
+        for tag in part.tags:
+            tag["seq_len"] = -1
+        part.extra_info["deep"].append(2)
+    assert meta == make(4, extra_info={"deep": [1]})
+
+
 def test_select_keys_names_unknown_keys_and_refuses_duplicates():
     for kind in (RuntimeError, KeyError, ValueError):
         with pytest.raises(kind, match="B_0_0"):

@@ -19,10 +19,10 @@ def check_one_key_set(what: str, keys: Sequence[set[str]]) -> None:
 
 
 def concat_arrays(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of all arrays; dtype kind and the shape of a row must agree."""
+    """Rows of all arrays; dtype and the shape of a row must agree. Texts may differ in width, which is part of NumPy's dtype."""
     first = arrays[0]
     for i, array in enumerate(arrays):
-        if array.dtype.kind != first.dtype.kind:
+        if array.dtype != first.dtype and not (array.dtype.kind == first.dtype.kind and array.dtype.kind in "US"):
             raise DtypeClash(f"a column has one dtype in all parts, got {first.dtype} in part 0 and {array.dtype} in part {i} for {name!r}; convert it first")
         if array.shape[1:] != first.shape[1:]:
             raise ProtocolError(

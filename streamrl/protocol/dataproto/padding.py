@@ -40,18 +40,26 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     """Every column [B, ...] as [m, B / m, ...] with m = ``new_batch_size``."""
     if new_batch_size < 1 or len(data) % new_batch_size:
         raise ProtocolError(f"the batch axis folds evenly, got {len(data)} rows for new_batch_size={new_batch_size}; pad or choose a divisor")
+    _check_dense(data)
     inner = len(data) // new_batch_size
     return _reshaped(data, 1, (new_batch_size, inner))
 
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """The inverse: the first ``batch_dims`` axes of every column become the batch axis."""
+    _check_dense(data)
     columns: dict[str, Any] = {**data._tensors(), **data.non_tensor_batch}
     heads = {name: tuple(column.shape[:batch_dims]) for name, column in columns.items()}
     if batch_dims < 1 or any(len(head) != batch_dims for head in heads.values()) or len(set(heads.values())) > 1:
         raise ProtocolError(f"columns share their first {batch_dims} axes, got {heads}; fold them with fold_batch_dim first")
     rows = int(np.prod(next(iter(heads.values()), (0,))))
     return _reshaped(data, batch_dims, (rows,))
+
+
+def _check_dense(data: DataProto) -> None:
+    jagged = sorted(name for name, value in data._tensors().items() if value.is_nested)
+    if jagged:
+        raise ProtocolError(f"the batch axis of dense columns is folded, got jagged {jagged}; pad them with to_padded_tensor first")
 
 
 def _reshaped(data: DataProto, axes: int, head: tuple[int, ...]) -> DataProto:

@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
 from streamrl.errors import DtypeClash, MissingField, ProtocolError
 from streamrl.protocol.fields import TRAJECTORY_FIELDS, ColumnSpec
-from streamrl.protocol.tensors.jagged import check_jagged, nested_from_list
+from streamrl.protocol.tensors.jagged import check_jagged, join_rows
 
 
 def object_stack(values: Iterable[Any]) -> NonTensorStack:
     """One Python object per row; lists of equal length stay lists."""
-    return NonTensorStack(*[NonTensorData(value) for value in values])
+    return NonTensorStack(*[NonTensorData(value) if is_tensor_collection(value) else value for value in values])
+
+
+def stack_rows(column: NonTensorStack) -> list[NonTensorData]:
+    """The rows of an object column in their wrapping, which another stack can take over."""
+    return list(column.tensordicts) if column.stack_dim == 0 else list(column.unbind(0))
 
 
 def object_array(values: Iterable[Any]) -> np.ndarray:
@@ -137,14 +142,11 @@ def _column_of_rows(name: str, values: list[Any], spec: Mapping[str, ColumnSpec]
     if len(tensors) != len(values):
         other = next(type(value).__name__ for value in values if not isinstance(value, Tensor))
         raise ProtocolError(f"a column holds tensors or objects, got both (Tensor and {other}) in {name!r}; convert the rows first")
-    clash = sorted({str(t.dtype) for t in tensors})
-    if len(clash) > 1:
-        raise DtypeClash(f"rows of one column have one dtype, got {clash} in {name!r}; convert them first")
     if spec is not None and name in spec:
         return _declared(name, tensors, spec[name])
     known = TRAJECTORY_FIELDS.get(name)
     if known is not None and known.kind == "ragged" and tensors[0].dim():
-        return nested_from_list(tensors, known.ragged_dim if known.ragged_dim is not None else -1)
+        return join_rows(repr(name), tensors, -1 if known.ragged_dim is None else known.ragged_dim)
     return _by_shape(name, tensors)
 
 
@@ -155,23 +157,30 @@ def _declared(name: str, tensors: list[Tensor], spec: ColumnSpec) -> Any:
     if dtype != spec.dtype:
         raise DtypeClash(f"{name!r} is declared {spec.dtype}, got {dtype}; convert the rows first")
     if spec.kind == "ragged":
-        return nested_from_list(tensors, -1 if spec.ragged_dim is None else spec.ragged_dim)
+        return join_rows(repr(name), tensors, -1 if spec.ragged_dim is None else spec.ragged_dim)
     expected = () if spec.kind == "scalar" else spec.inner_shape
     for i, row in enumerate(tensors):
         if tuple(row.shape) != expected:
             raise ProtocolError(f"a row of {name!r} is declared to have shape {expected}, got {tuple(row.shape)} in row {i}; reshape it or declare it ragged")
-    return torch.stack(tensors)
+    return _stacked(name, tensors)
 
 
 def _by_shape(name: str, tensors: list[Tensor]) -> Tensor:
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) == 1:
-        return torch.stack(tensors)
+        return _stacked(name, tensors)
     ranks = {len(shape) for shape in shapes}
     free = [axis for axis in range(min(ranks)) if len({shape[axis] for shape in shapes}) > 1]
     if len(ranks) > 1 or len(free) != 1:
         raise ProtocolError(f"rows of one column differ along one axis at most, got shapes {shapes[:4]} in {name!r}; pad them or declare objects")
-    return nested_from_list(tensors, free[0])
+    return join_rows(repr(name), tensors, free[0])
+
+
+def _stacked(name: str, tensors: list[Tensor]) -> Tensor:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise DtypeClash(f"rows of {name!r} have one dtype, got {sorted(map(str, dtypes))}; convert them first")
+    return torch.stack(tensors)
 
 
 def assign_non_tensor(td: Any, **values: Any) -> TensorDict:

@@ -53,13 +53,13 @@ def assert_equal(a: TensorDict, b: TensorDict) -> None:
     """ProtocolError that names the first column in which two batches differ."""
     left, right = columns_of(a), columns_of(b)
     if left.keys() != right.keys():
-        raise ProtocolError(f"batches have the same columns, got {sorted(left.keys() ^ right.keys())} in only one of them")
+        raise ProtocolError(f"batches have the same columns, got {sorted(left.keys() ^ right.keys())} in only one of them; select first")
     if a.batch_size != b.batch_size:
-        raise ProtocolError(f"batches have the same rows, got batch sizes {tuple(a.batch_size)} and {tuple(b.batch_size)}")
+        raise ProtocolError(f"batches have the same rows, got batch sizes {tuple(a.batch_size)} and {tuple(b.batch_size)}; select the same rows")
     for name in left:
         reason = difference(left[name], right[name])
         if reason:
-            raise ProtocolError(f"batches have equal columns, got {reason} for {name!r}")
+            raise ProtocolError(f"batches have equal columns, got {reason} for {name!r}; compare the rows of that column")
 
 
 def describe(name: str, tensor: Any) -> str:

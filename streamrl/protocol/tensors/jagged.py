@@ -9,6 +9,7 @@ axis of a row. Does not pad; that is ``padding.py``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +19,17 @@ from torch import Tensor
 from streamrl.errors import DtypeClash, ProtocolError
 
 
-def check_jagged(x: Tensor, name: str) -> None:
-    """ProtocolError unless ``x`` is a contiguous nested tensor of the jagged layout."""
+def check_jagged(x: Tensor, name: str) -> Tensor:
+    """The values of ``x``; ProtocolError unless it is a contiguous nested tensor of the jagged layout."""
     if not isinstance(x, Tensor) or not x.is_nested:
         raise ProtocolError(f"{name} is a nested tensor, got {_kind(x)}; build it with nested_from_list")
     if x.layout != torch.jagged:
         raise ProtocolError(f"a nested tensor has the jagged layout, got {x.layout} for {name}; build it with nested_from_list")
-    if not x.is_contiguous():
+    nested: Any = x
+    values: Tensor = nested.values()
+    if nested.lengths() is not None or not values.is_contiguous():  # what x.is_contiguous() means, at half its price
         raise ProtocolError(f"a nested tensor is contiguous, got one with gaps between rows for {name}; call .contiguous() first")
+    return values
 
 
 def ragged_axis(x: Tensor) -> int:
@@ -36,9 +40,9 @@ def ragged_axis(x: Tensor) -> int:
 
 def parts(x: Tensor, name: str = "x") -> tuple[Tensor, Tensor, int]:
     """(values, offsets, axis) of a jagged column; values hold exactly the column's rows and run along their axis ``axis - 1``."""
-    check_jagged(x, name)
     nested: Any = x
-    values, offsets, axis = nested.values(), nested.offsets(), ragged_axis(x)
+    values = check_jagged(x, name)
+    offsets, axis = nested.offsets(), ragged_axis(x)
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
     if first != 0 or last != values.shape[axis - 1]:
         values, offsets = values.narrow(axis - 1, first, last - first), offsets - first
@@ -75,7 +79,7 @@ def ranges(starts_B: Tensor, lengths_B: Tensor) -> Tensor:
 def select_rows(x: Tensor, indices: Tensor) -> Tensor:
     """The rows ``indices`` of a jagged column, in that order; a row may be taken more than once."""
     values, offsets, axis = parts(x)
-    rows = values.split(offsets.diff().tolist(), dim=axis - 1)
+    rows = values.unsafe_split_with_sizes(offsets.diff().tolist(), dim=axis - 1)  # nobody writes to these views
     picked = [rows[i] for i in indices.tolist()]
     joined = torch.cat(picked, dim=axis - 1) if picked else values.narrow(axis - 1, 0, 0).contiguous()  # whole rows copy faster than an index per value
     return from_parts(joined, offsets_of(offsets.diff()[indices.to(offsets.device)]), axis)
@@ -86,6 +90,17 @@ def slice_rows(x: Tensor, start: int, stop: int) -> Tensor:
     values, offsets, axis = parts(x)
     first = int(offsets[start])
     return from_parts(values.narrow(axis - 1, first, int(offsets[stop]) - first).contiguous(), offsets[start : stop + 1] - first, axis)
+
+
+def chunk_rows(x: Tensor, size: int) -> list[Tensor]:
+    """Columns of ``size`` rows each, on memory of their own."""
+    values, offsets, axis = parts(x)
+    ends = offsets[::size].tolist()
+    chunks = []
+    for i, (first, last) in enumerate(itertools.pairwise(ends)):
+        part = values.narrow(axis - 1, first, last - first).clone(memory_format=torch.contiguous_format)
+        chunks.append(from_parts(part, offsets[i * size : (i + 1) * size + 1] - first, axis))
+    return chunks
 
 
 def rows_of(x: Tensor) -> list[Tensor]:
@@ -100,17 +115,20 @@ def nested_from_list(tensors: Sequence[Tensor], ragged_dim: int = -1) -> Tensor:
     >>> nested_from_list([torch.ones(4, 5), torch.ones(4, 5)]).shape[:2]
     torch.Size([2, 4])
     """
+    return join_rows("a column", tensors, ragged_dim)
+
+
+def join_rows(name: str, tensors: Sequence[Tensor], ragged_dim: int) -> Tensor:
+    """:func:`nested_from_list` for a column whose name goes into the errors."""
     if not tensors:
-        raise ProtocolError("nested_from_list takes at least one row, got none; skip the column when the batch is empty")
+        raise ProtocolError(f"{name} is built from at least one row, got none; skip the column when the batch is empty")
     first = tensors[0]
     if first.dim() == 0 or not -first.dim() <= ragged_dim < first.dim():
         raise ProtocolError(
-            f"the ragged axis lies inside a row, got ragged_dim={ragged_dim} for rows of shape {tuple(first.shape)}; scalars are a dense column"
+            f"the ragged axis of {name} lies inside a row, got ragged_dim={ragged_dim} for rows of shape {tuple(first.shape)}; scalars are a dense column"
         )
     axis = ragged_dim % first.dim()
-    for i, row in enumerate(tensors):
-        _check_row(i, row, first, axis)
-    lengths = torch.tensor([row.shape[axis] for row in tensors], device=first.device)
+    lengths = torch.tensor(_checked_lengths(name, tensors, axis), device=first.device)
     return from_parts(torch.cat(list(tensors), dim=axis), offsets_of(lengths), axis + 1)
 
 
@@ -123,22 +141,31 @@ def concat_nested(tensors: Sequence[Tensor]) -> Tensor:
     for i, (values, _, other) in enumerate(split):
         if other != axis or values.dim() != values_0.dim():
             raise ProtocolError(
-                f"parts share one ragged axis and rank, got axis {other} of {values.dim() + 1} in part {i} and {axis} of {values_0.dim() + 1} in part 0"
+                f"parts share one ragged axis and rank, got axis {other} of {values.dim() + 1} in part {i} and {axis} of {values_0.dim() + 1} in part 0;"
+                " build both with one ragged_dim"
             )
-        _check_row(i, values, values_0, axis - 1)
+        _check_row("a column", i, values, values_0, axis - 1)
     lengths = torch.cat([offsets.diff() for _, offsets, _ in split])
     return from_parts(torch.cat([values for values, _, _ in split], dim=axis - 1), offsets_of(lengths), axis)
 
 
-def _check_row(i: int, row: Tensor, first: Tensor, axis: int) -> None:
+def _checked_lengths(name: str, rows: Sequence[Tensor], axis: int) -> list[int]:
+    if {(row.dtype, row.dim()) for row in rows} == {(rows[0].dtype, 1)}:
+        return [row.numel() for row in rows]  # vectors of one dtype fit each other
+    for i, row in enumerate(rows):
+        _check_row(name, i, row, rows[0], axis)
+    return [row.shape[axis] for row in rows]
+
+
+def _check_row(name: str, i: int, row: Tensor, first: Tensor, axis: int) -> None:
     if row.is_nested:
-        raise ProtocolError(f"a row is a plain tensor, got a nested tensor at {i}; use concat_nested to join columns")
+        raise ProtocolError(f"a row of {name} is a plain tensor, got a nested tensor at {i}; use concat_nested to join columns")
     if row.dtype != first.dtype:
-        raise DtypeClash(f"rows of one column have one dtype, got {first.dtype} at 0 and {row.dtype} at {i}; convert them first")
+        raise DtypeClash(f"rows of {name} have one dtype, got {first.dtype} at 0 and {row.dtype} at {i}; convert them first")
     fixed, expected = list(row.shape), list(first.shape)
     if len(fixed) != len(expected) or fixed[:axis] + fixed[axis + 1 :] != expected[:axis] + expected[axis + 1 :]:
         raise ProtocolError(
-            f"rows differ along the ragged axis {axis} only, got shapes {tuple(expected)} at 0 and {tuple(fixed)} at {i}; pad or drop the other axes"
+            f"rows of {name} differ along the ragged axis {axis} only, got shapes {tuple(expected)} at 0 and {tuple(fixed)} at {i}; pad or drop the other axes"
         )
 
 
