@@ -18,9 +18,11 @@ import msgspec
 import actors
 import streamrl
 from actors import children
+from actors.remote import socket_path
 from streamrl.config import Config
 from streamrl.errors import RunFailed, to_wire
 from streamrl.pipeline.waits import Wait, WaitTable
+from streamrl.protocol.channel import ChannelServer
 from streamrl.protocol.rpc import Service
 from streamrl.telemetry import logs
 from streamrl.telemetry.metrics import Metrics
@@ -89,17 +91,24 @@ class Host:
         self.metrics_port = self.metrics.serve(self.config.telemetry.host)
         self.waits = WaitTable(self.name)
         self._service: Service | None = None
+        self.channel: ChannelServer | None = None
 
-    def serve(self, interface: type, target: Any) -> None:
-        """Answer the calls of ``interface`` from ``target``."""
+    async def serve(self, interface: type, target: Any) -> None:
+        """Answer the calls of ``interface`` from ``target``, until this process ends: those of this node on a socket, others through ``call``."""
         self._service = Service(interface, target)
+        channel = ChannelServer(socket_path(self.folder, self.name), self._service.handle)
+        try:
+            await channel.start()
+            self.channel = channel
+        except OSError as error:
+            log.warning("all calls of %s go through Ray, which is slower: its socket cannot be made in the run folder (%s)", self.name, error)
 
     def record_children(self, pids: list[int]) -> None:
         """Write down this process and what it started, for the supervisor to end if they outlive it."""
         children.record(self.folder.children / f"{self.name}.json", pids)
 
     async def call(self, method: str, payload: bytes) -> bytes:
-        """A typed call from another process."""
+        """A typed call from another node, or before there is a socket."""
         if self._service is None:
             raise RunFailed(f"{self.name} answers calls after it was opened, got {method}; the launcher opens every actor first")
         return await self._service.handle(method, payload)

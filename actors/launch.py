@@ -37,7 +37,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     """Run a resolved configuration in ``folder``; ``resume`` is a checkpoint folder. Raises what ended the run, after the summary was written."""
     logs.setup("driver", file=folder.log_file("driver"), level=config.telemetry.log_level)
     board = Board(config, folder)
-    cluster = Cluster(config, folder.root.name)
+    cluster = Cluster(config, folder.run_id)
     error: StreamrlError | None = None
     status = "failed"
     try:
@@ -95,15 +95,16 @@ def _end_at_once(config: Config, folder: RunFolder) -> None:
 
 
 def _clear_leftovers(config: Config, folder: RunFolder) -> None:
-    """Processes and shared memory of this run's earlier life, and of runs whose driver is dead."""
+    """Processes, sockets and shared memory of this run's earlier life, and shared memory of runs whose driver is dead."""
     for path in folder.children.glob("*.json"):
         children.end_leftovers(path)
+    shutil.rmtree(folder.sockets, ignore_errors=True)
     sweep(Path(config.dataplane.shm_dir))
 
 
 def _remove_shared_memory(config: Config, folder: RunFolder) -> None:
     """Segments and snapshots of this run, also those whose owner could not remove them."""
-    mine = re.compile(rf"{PREFIX}{re.escape(folder.root.name)}-([0-9a-f]{{16}}|weights)")  # and not those of a run named <name>-2
+    mine = re.compile(rf"{PREFIX}{re.escape(folder.run_id)}-([0-9a-f]{{16}}|weights)")
     for path in Path(config.dataplane.shm_dir).iterdir():
         if mine.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -111,7 +112,7 @@ def _remove_shared_memory(config: Config, folder: RunFolder) -> None:
 
 def _open_weights(config: Config, folder: RunFolder) -> Path:
     """The folder for weight snapshots, owned by this process, so that a later run may sweep it when this one is gone."""
-    path = weights_dir(config, folder.root.name)
+    path = weights_dir(config, folder.run_id)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(mode=0o700, parents=True)
     write_owner(path, os.getpid())

@@ -19,8 +19,8 @@ class LearnerActor(Host):
         self._closed = asyncio.Event()
         self.threaded: Threaded | None = None
         number = int(self.name.rsplit("-", 1)[1])
-        store = store_client(peers["store"], self.name, self.config.dataplane)
-        weights_dir = build.weights_dir(self.config, self.folder.root.name)
+        store = store_client(peers["store"], self.name, self.config.dataplane, self.folder)
+        weights_dir = build.weights_dir(self.config, self.folder.run_id)
         self.rank = await asyncio.to_thread(build.build_rank, self.config, store, weights_dir, self.folder.samples, number)
 
     async def rendezvous(self, host: str) -> str:
@@ -34,7 +34,7 @@ class LearnerActor(Host):
     async def _join(self, address: str) -> None:
         await asyncio.to_thread(self.rank.start, address)
         self.threaded = Threaded(self.rank)
-        self.serve(Learner, self.threaded)
+        await self.serve(Learner, self.threaded)
 
     async def work(self) -> None:
         await self._closed.wait()

@@ -16,8 +16,8 @@ class PromptActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         self.prompts = build.build_prompts(self.config)
-        self.replay = client(peers["replay"], "replay", Admission, limit_s=POLL_S + 55)
-        self.serve(PromptSource, self.prompts)
+        self.replay = client(peers["replay"], "replay", Admission, limit_s=POLL_S + 55, folder=self.folder)
+        await self.serve(PromptSource, self.prompts)
 
     async def work(self) -> None:
         await feed_prompts(self.prompts, self.replay, chunk=self.config.data.train_batch_size, waits=self.waits, metrics=self.metrics)

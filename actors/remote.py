@@ -1,8 +1,13 @@
-"""Typed clients of actors. What Ray is handed are a method name and msgpack bytes; every call has a deadline and a name."""
+"""Typed clients of actors: calls within a node go over the peer's socket, calls between nodes through Ray. Every call has a deadline and a name.
+
+What either is handed are a method name and msgpack bytes. A peer is called over its socket as soon as there is one on this node, and from then on
+never by another way: an actor that answered there and is gone must not be asked for elsewhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -11,12 +16,32 @@ from ray.actor import ActorHandle
 
 from streamrl.errors import ActorDied, WaitTimeout
 from streamrl.protocol import rpc
+from streamrl.protocol.channel import ChannelClient
+from streamrl.telemetry.run_folder import RunFolder
+
+NODE = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]  # a run folder may be seen by several nodes; a socket in it leads to one
 
 
-def client(handle: ActorHandle, name: str, interface: type, *, limit_s: float) -> Any:
-    """An object with the async methods of ``interface``, served by the actor. ActorDied when its process is gone, WaitTimeout after ``limit_s``."""
+def socket_path(folder: RunFolder, name: str) -> Path:
+    """Where the actor of that name answers calls of this node."""
+    return folder.sockets / NODE / f"{name}.sock"
+
+
+def client(handle: ActorHandle, name: str, interface: type, *, limit_s: float, folder: RunFolder | None = None, patience_s: float = 0.0) -> Any:
+    """An object with the async methods of ``interface``, served by the actor. ActorDied when its process is gone, WaitTimeout after ``limit_s``.
+
+    Without ``folder`` (the run's) all calls go through Ray. ``patience_s``: how long a peer that is being restarted may stay away; 0: it is one
+    process, and its end is final. Ray's handle always means one process.
+    """
+    path = socket_path(folder, name) if folder is not None else None
+    channel: ChannelClient | None = None
 
     async def send(method: str, payload: bytes) -> bytes:
+        nonlocal channel
+        if channel is None and path is not None and path.exists():
+            channel = ChannelClient(path, name, limit_s, patience_s)
+        if channel is not None:
+            return await channel.send(method, payload)
         return await answer(handle.call.remote(method, payload), f"{method} of {name}", limit_s)
 
     return rpc.connect(interface, send)

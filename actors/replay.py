@@ -16,10 +16,10 @@ class ReplayActor(Host):
     """Runs the buffer's timers; serves ``Replay``."""
 
     async def open(self, peers: dict[str, Any]) -> None:
-        store = store_client(peers["store"], self.name, self.config.dataplane)
+        store = store_client(peers["store"], self.name, self.config.dataplane, self.folder)
         self.replay = ReplayService(build.build_replay(self.config), clear=store.clear)
         self.meter = ReplayMeter(self.metrics, self.config.replay.max_staleness)
-        self.serve(Replay, self.replay)
+        await self.serve(Replay, self.replay)
 
     async def work(self) -> None:
         await self.replay.run_timers()

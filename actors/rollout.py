@@ -28,14 +28,14 @@ class RolloutActor(Host):
         self.worker = build.build_worker(
             self.config,
             self.name,
-            replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + 55),
-            store=store_client(peers["store"], self.name, self.config.dataplane),
+            replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + 55, folder=self.folder),
+            store=store_client(peers["store"], self.name, self.config.dataplane, self.folder),
             runner=self.runner,
             engine=self.engine,
             waits=self.waits,
             metrics=self.metrics,
         )
-        self.serve(Replica, EngineReplica(self.name, self.engine, self.runner))
+        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner))
 
     async def work(self) -> None:
         self.record_children(self.engine.child_pids())

@@ -10,6 +10,7 @@ from actors.host import Host
 from actors.remote import client
 from streamrl.config.rollout import DataplaneConfig
 from streamrl.dataplane import IndexCalls, Store, StoreIndex
+from streamrl.telemetry.run_folder import RunFolder
 
 
 class StoreActor(Host):
@@ -17,9 +18,9 @@ class StoreActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         self._closed = asyncio.Event()
-        shm_dir, run_id = Path(self.config.dataplane.shm_dir), self.folder.root.name
+        shm_dir, run_id = Path(self.config.dataplane.shm_dir), self.folder.run_id
         self.index = StoreIndex(shm_dir, run_id, self.config.dataplane, self.settings.driver_pid)
-        self.serve(IndexCalls, self.index)
+        await self.serve(IndexCalls, self.index)
 
     async def work(self) -> None:
         await self._closed.wait()
@@ -29,7 +30,7 @@ class StoreActor(Host):
         self._closed.set()
 
 
-def store_client(handle: Any, writer: str, config: DataplaneConfig) -> Store:
+def store_client(handle: Any, writer: str, config: DataplaneConfig, folder: RunFolder) -> Store:
     """The store as another actor uses it: index calls travel, bytes lie in shared memory. Called inside a running event loop."""
-    index = client(handle, "store", IndexCalls, limit_s=config.put_timeout_s + 30)
+    index = client(handle, "store", IndexCalls, limit_s=config.put_timeout_s + 30, folder=folder)
     return Store(index, writer=writer, folder=None, config=config, loop=asyncio.get_running_loop())

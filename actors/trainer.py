@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,16 @@ class TrainerActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         config = self.config
-        prompts = client(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
-        learners = [client(handle, name, Learner, limit_s=config.learner.step_timeout_s + 30) for name, handle in peers.items() if name.startswith("learner-")]
+        peer = partial(client, folder=self.folder)
+        prompts = peer(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
+        learners = [peer(handle, name, Learner, limit_s=config.learner.step_timeout_s + 30) for name, handle in peers.items() if name.startswith("learner-")]
         self._records: list[StepRecord] = []
         self._failed: dict[str, WireError] = {}
         self.publisher = WeightPublisher(config.weights, on_failure=self._replica_failed)
         resume = Path(self.settings.resume) if self.settings.resume else None
         self.trainer = Trainer(
             config,
-            replay=client(peers["replay"], "replay", BatchSource, limit_s=config.replay.take_timeout_s + 60),
+            replay=peer(peers["replay"], "replay", BatchSource, limit_s=config.replay.take_timeout_s + 60),
             learner=RankGroup(learners),
             publisher=self.publisher,
             validator=Validator(prompts, self.waits, limit_s=config.rollout.timeouts.session_s),
@@ -66,7 +68,7 @@ class TrainerActor(Host):
 
     async def _attach(self, name: str, handle: ActorHandle) -> None:
         longest_s = max(self.config.rollout.timeouts.session_s, self.config.weights.publish_timeout_s)  # deadlines of validator and publisher
-        replica = client(handle, name, Replica, limit_s=longest_s + 30)
+        replica = client(handle, name, Replica, limit_s=longest_s + 30, folder=self.folder)
         replica.name = name
         await self.publisher.join(replica)
 

@@ -146,14 +146,15 @@ def report(done: Walk) -> list[str]:
     """One line a stage: unit, container, data or key, and the numbers."""
     collated, td, batch = done.collated, done.stored, done.padded.batch
     assert batch is not None
-    shares = plan_shares(done.meta, RANKS, ACTOR)
+    shares, first = plan_shares(done.meta, RANKS, ACTOR), done.trajectories[0]
+    raw, dummy = list(collated["raw_prompt"].shape), list(collated["dummy_tensor"].shape)
     works = plan_update(done.meta, RANKS, ACTOR, global_step=1, total_steps=1)
     tokens = [sum(tag["seq_len"] for tag in share.tags) for share in shares]
     return [
         "stage        unit        container    holds  content",
         "dataset      prompt      dict         data   messages, no token ids: " + json.dumps(collated["raw_prompt"][0]),
-        f"loader       prompt      dict         data   raw_prompt object {list(collated['raw_prompt'].shape)}, dummy_tensor uint8 {list(collated['dummy_tensor'].shape)}",
-        f"agent loop   trajectory  Trajectory   data   {len(done.trajectories)} rows; A_0_0: prompt {done.trajectories[0].prompt_ids}, answer {done.trajectories[0].response_ids}",
+        f"loader       prompt      dict         data   raw_prompt object {raw}, dummy_tensor uint8 {dummy}",
+        f"agent loop   trajectory  Trajectory   data   {len(done.trajectories)} rows; {first.key}: prompt {first.prompt_ids}, answer {first.response_ids}",
         f"replay       trajectory  KVBatchMeta  key    {', '.join(done.meta.keys)}",
         _jagged("store", td, "prompts"),
         _jagged("store", td, "responses"),

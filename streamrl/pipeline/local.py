@@ -45,7 +45,7 @@ class LocalPipeline:
     ) -> None:
         self.config = config
         self._loop = asyncio.get_running_loop()
-        self.index = StoreIndex(Path(config.dataplane.shm_dir), run_dir.name, config.dataplane, os.getpid())
+        self.index = StoreIndex(Path(config.dataplane.shm_dir), RunFolder(run_dir).run_id, config.dataplane, os.getpid())
         self.store = Store(self.index, writer="local", folder=self.index.path, config=config.dataplane, loop=self._loop)
         self.replay = ReplayService(build.build_replay(config), clear=self.store.clear)
         self.prompts = build.build_prompts(config)

@@ -9,6 +9,7 @@
     logs/<actor>.log        one log an actor
     checkpoints/            what a resumed run starts from
     children/               processes that engines started, with their start times
+    sockets/<node>/         where the actors of a node answer calls, while the run lasts
     quarantine.jsonl        prompts that failed too often
     samples/step-*.bin      whole groups of the last steps
 
@@ -18,6 +19,7 @@ Knows no configuration: the text to save is handed in.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -43,9 +45,15 @@ class RunFolder:
         self.logs = self.root / "logs"
         self.checkpoints = self.root / "checkpoints"
         self.children = self.root / "children"
+        self.sockets = self.root / "sockets"
         self.quarantine = self.root / "quarantine.jsonl"
         self.samples = self.root / "samples"
         self._lock_file: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Names the run outside its folder (shared memory, Ray namespace): two folders of one name in different places are two runs."""
+        return f"{self.root.name}-{hashlib.blake2b(str(self.root.resolve()).encode(), digest_size=4).hexdigest()}"
 
     @classmethod
     def create(cls, root: str | Path, config_text: str, *, resume: bool = False) -> RunFolder:

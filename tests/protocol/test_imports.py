@@ -10,6 +10,8 @@ LIGHT = [
     ".batch_meta",
     ".dispatch",
     ".rpc",
+    ".request",
+    ".channel",
     ".fields",
     ".trajectory",
     ".groups",

@@ -162,3 +162,10 @@ def test_live_line_shows_zero_lag_and_leaves_out_what_is_missing():
     line = format_line({"step": 3, "version": 3, "reward": 0.25, "trajectories_per_s": 12.34, "tokens_per_s": 99.6, "ready": 4})
     assert line == "step 3  version 3  reward 0.250  12.3 traj/s  100 tok/s  lag 0.00 mean 0 max  groups 0 pending 0 running 4 ready 0 leased"
     assert format_line({"step": 3, "version": 3, "val_accuracy": 0.5}) == "step 3  version 3  val accuracy 0.500"
+
+
+def test_run_folders_of_one_name_in_two_places_are_two_runs(tmp_path):
+    """Shared memory is found by this id when a run ends: it must never be another run's."""
+    ids = [RunFolder(tmp_path / place / "run").run_id for place in ("a", "b")]
+    assert ids[0] != ids[1] and all(name.startswith("run-") for name in ids)
+    assert RunFolder(tmp_path / "a" / "run").run_id == ids[0]
