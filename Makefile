@@ -3,7 +3,7 @@ PYTHON ?= python3
 BASE := .venv/.stamp-base
 TEST := .venv/.stamp-test
 
-.PHONY: setup demo test lint smollm2 clean
+.PHONY: setup demo test lint smollm2 study clean
 
 setup: $(TEST)
 
@@ -20,6 +20,9 @@ lint: $(TEST)
 
 smollm2: $(TEST)  ## the model and data of configs/smollm2_chain_sum.yaml
 	scripts/smollm2.sh
+
+study: $(TEST)  ## what staleness costs, with and without correction: half an hour
+	.venv/bin/python examples/study_staleness.py runs/study
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
