@@ -114,6 +114,7 @@ class ReplayStats(msgspec.Struct, kw_only=True):
     partial_trained: int = 0  # trained groups in which a session had failed
     lag_sum: int = 0  # over trained groups
     lag_max: int = 0
+    rolled_back: int = 0  # trained groups whose update was lost with the learner; ``trained`` does not count them
 
 
 class SavedGroup(msgspec.Struct, frozen=True):
@@ -134,3 +135,4 @@ class ReplaySnapshot(msgspec.Struct, kw_only=True):
     stats: ReplayStats
     quarantine: list[str] = []
     frontier: tuple[int, int] | None = None  # (epoch, position) after the last admitted prompt: where the data goes on
+    mark: int = 0  # groups trained before it, rolled back ones left out: names the checkpoint to ``checkpointed`` and ``rollback``

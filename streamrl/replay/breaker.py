@@ -10,17 +10,30 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Literal
 
+import msgspec
+
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import BreakerOpen
 
-BreakerState = Literal["closed", "open", "trial", "tripped"]
+BreakerMode = Literal["closed", "open", "trial", "tripped"]
+
+
+class BreakerState(msgspec.Struct):
+    """Everything the breaker knows."""
+
+    mode: BreakerMode
+    reason: str | None
+    window: list[str | None]
+    failed_trials: int
+    open_until: float
+    trial: str | None
 
 
 class Breaker:
     """Judges attempts; knows groups by uid only."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        self.state: BreakerState = "closed"
+        self.state: BreakerMode = "closed"
         self.reason: str | None = None  # why it left "closed"
         self._window: deque[str | None] = deque(maxlen=config.breaker_window)
         self._limit = config.breaker_ratio * config.breaker_window
@@ -67,6 +80,16 @@ class Breaker:
     def next_deadline(self, now: float) -> float | None:
         """When the cool-down ends; None when nothing changes by itself."""
         return self._open_until if self.state == "open" and self._open_until > now else None
+
+    def dump(self) -> BreakerState:
+        return BreakerState(self.state, self.reason, list(self._window), self._failed_trials, self._open_until, self._trial)
+
+    def load(self, state: BreakerState) -> None:
+        """Continue from a saved state; the window is that of the new configuration."""
+        self.state, self.reason, self._trial = state.mode, state.reason, state.trial
+        self._failed_trials, self._open_until = state.failed_trials, state.open_until
+        for reason in state.window:
+            self._remember(reason)
 
     def _remember(self, reason: str | None) -> None:
         if len(self._window) == self._window.maxlen and (oldest := self._window[0]) is not None:

@@ -4,8 +4,10 @@ The table is the only place where a state changes, so the counts by state and th
 of why a group moves: that is decided in ``buffer.py``.
 
     pending -> running -> ready -> leased -> trained
-       ^          |         ^         |
-       +----------+         +---------+        any state before trained -> dropped
+       ^          |       | ^         |
+       +----------+-------+ +---------+        any state before trained -> dropped
+
+A ready group is issued again only when the store lost its rows. A trained one comes back (``revive``) only when its update is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from streamrl.replay.staleness import VersionBuckets
 LEGAL: dict[GroupState, frozenset[GroupState]] = {
     "pending": frozenset({"running", "dropped"}),
     "running": frozenset({"pending", "ready", "dropped"}),
-    "ready": frozenset({"leased", "dropped"}),
+    "ready": frozenset({"leased", "pending", "dropped"}),
     "leased": frozenset({"ready", "trained", "dropped"}),
     "trained": frozenset(),
     "dropped": frozenset(),
 }
-MAX_ENDED = 1 << 18  # ended uids that are remembered, to refuse late writes with their fate and a uid that comes twice
+MAX_ENDED = 1 << 16  # ended uids that are remembered, to refuse late writes with their fate and a uid that comes twice
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,7 @@ class Group:
     strays: list[str] = field(default_factory=list)  # rows of refused pushes, freed when the group ends
     late_since: float | None = None  # sampling has waited for this group since then
     lag: int = 0  # staleness at the last check before training
+    checked_version: int = 0  # the published version at that check
 
     def keys(self) -> list[str]:
         """Rows of the attempt in training order: by session, inside a session by index."""
@@ -56,6 +59,10 @@ class Group:
     def tags(self) -> list[dict[str, Any]]:
         """One tag per key, in the same order."""
         return [tag for _, session in sorted(self.sessions.items()) for tag in session.tags]
+
+    def lengths(self) -> list[int]:
+        """Response tokens of each row, in the same order."""
+        return [tag["response_len"] for tag in self.tags()]
 
     def new_attempt(self) -> None:
         """Forget what the attempt produced; the sequence number stays."""
@@ -126,14 +133,27 @@ class GroupTable:
         self.count[state] += 1
         group.state = state
         self.changes += 1
-        if state == "pending":
-            self.pending.add(group)
-        elif state == "running":
-            self.running_versions.add(group.assumed_version, group.uid)
-        elif state == "ready":
-            self.ready.add(group)
-        elif state in ("trained", "dropped"):
+        if state in ("trained", "dropped"):
             self._end(group, f"dropped({reason})" if state == "dropped" else state)
+        else:
+            self._enter(group)
+
+    def revive(self, groups: dict[str, tuple[Group, GroupState]]) -> None:
+        """Trained groups whose update is lost live again, in the state given (pending or ready). The order of admission is kept."""
+        for uid, (group, state) in groups.items():
+            self.ended.pop(uid, None)
+            self.count["trained"] -= 1
+            self.place(group, state)
+        if groups:
+            self.groups = {group.uid: group for group in sorted(self.groups.values(), key=lambda group: group.seq_no)}
+
+    def place(self, group: Group, state: GroupState) -> None:
+        """A group that comes from elsewhere (a saved state, a lost update) lives in ``state``."""
+        group.state = state
+        self.groups[group.uid] = group
+        self.count[state] += 1
+        self.changes += 1
+        self._enter(group)
 
     def note_version(self, group: Group, version: int) -> None:
         """A row of ``version`` arrived for a running group."""
@@ -146,6 +166,14 @@ class GroupTable:
     def in_state(self, state: GroupState) -> list[Group]:
         """Groups of a state in sequence order: for rare events and messages, not for every call."""
         return sorted((g for g in self.groups.values() if g.state == state), key=lambda g: g.seq_no)
+
+    def _enter(self, group: Group) -> None:
+        if group.state == "pending":
+            self.pending.add(group)
+        elif group.state == "running":
+            self.running_versions.add(group.assumed_version, group.uid)
+        elif group.state == "ready":
+            self.ready.add(group)
 
     def _leave(self, group: Group) -> None:
         if group.state == "pending":

@@ -6,12 +6,32 @@ watches the learner, and what it held comes back by ``abandon``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from streamrl.errors import LeaseExpired
 from streamrl.replay.groups import Group
 
 MAX_ENDED_LEASES = 4096  # remembered, so that a repeated commit is told apart from one of a stranger
+
+
+class WorkerState(msgspec.Struct):
+    """A worker with the groups it holds and what it must still be told to stop."""
+
+    name: str
+    deadline: float
+    held: list[str]
+    cancel: list[tuple[str, int, float]]  # uid, attempt, when to stop repeating it
+
+
+class LearnerState(msgspec.Struct):
+    """All learner leases: those held as (id, uids, size at the take), how the others ended, and the next id."""
+
+    held: list[tuple[int, list[str], int]]
+    ended: dict[int, str]
+    next_id: int
 
 
 @dataclass(slots=True)
@@ -83,6 +103,27 @@ class WorkerLeases:
             worker.held, worker.deadline = {}, now + self._lease_s
         return sorted(taken, key=lambda group: group.seq_no)
 
+    def forget_all(self) -> None:
+        """None of them is alive any more."""
+        self._workers = {}
+
+    def go_on(self, now: float) -> None:
+        """Nobody could reach us for a while: everyone gets a full lease time to be heard."""
+        for worker in self._workers.values():
+            worker.deadline = now + self._lease_s
+
+    def dump(self) -> list[WorkerState]:
+        return [
+            WorkerState(name, worker.deadline, list(worker.held), [(*pair, until) for pair, until in worker.cancel.items()])
+            for name, worker in self._workers.items()
+        ]
+
+    def load(self, states: list[WorkerState], groups: Mapping[str, Group]) -> None:
+        """Continue from a saved state."""
+        for state in states:
+            held = {uid: groups[uid] for uid in state.held}
+            self._workers[state.name] = _Worker(state.deadline, held, {(uid, attempt): until for uid, attempt, until in state.cancel})
+
     def next_deadline(self) -> float | None:
         return min((worker.deadline for worker in self._workers.values()), default=None)
 
@@ -118,6 +159,9 @@ class LearnerLeases:
             raise LeaseExpired(f"a learner lease is used while it is held, got lease {lease_id} which is {fate}; take a batch again")
         return lease
 
+    def all_held(self) -> list[LearnerLease]:
+        return list(self._held.values())
+
     def has_ended_as(self, lease_id: int, fate: str) -> bool:
         """The same call arrived before (its reply was lost)."""
         return self._ended.get(lease_id) == fate
@@ -127,3 +171,12 @@ class LearnerLeases:
         self._ended[lease.lease_id] = fate
         if len(self._ended) > MAX_ENDED_LEASES:
             self._ended.pop(next(iter(self._ended)))
+
+    def dump(self) -> LearnerState:
+        held = [(lease.lease_id, list(lease.groups), lease.size) for lease in self._held.values()]
+        return LearnerState(held, dict(self._ended), self._next)
+
+    def load(self, state: LearnerState, groups: Mapping[str, Group]) -> None:
+        """Continue from a saved state."""
+        self._held = {lease_id: LearnerLease(lease_id, {uid: groups[uid] for uid in uids}, size) for lease_id, uids, size in state.held}
+        self._ended, self._next = state.ended, state.next_id

@@ -1,33 +1,34 @@
 """The ledger: every admitted group and every acknowledged row ends in exactly one place.
 
     admitted groups         = trained + dropped(by reason) + in flight
-    generated rows, tokens  = trained + dropped(by reason) + in flight     ("superseded": rows of an attempt that was given up)
+    generated rows, tokens  = trained + dropped(by reason) + in flight
 
-Tokens are response tokens, taken from the tag ``response_len``.
+Two reasons exist for rows only: "superseded" (of an attempt that was given up) and "rolled_back" (of a trained group whose update was lost with
+its rows). Trained is what the surviving weights hold: a rollback takes groups out of it. Tokens are response tokens, from the tag ``response_len``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from streamrl.protocol.groups import ReplayStats, SessionPush
+from streamrl.replay.fates import Fate, OnFate, fate_of
 from streamrl.replay.groups import Group
+from streamrl.replay.provisional import TrainedGroup
 
 SUPERSEDED = "superseded"
-
-
-def _tokens(sessions: Iterable[SessionPush]) -> int:
-    return sum(tag["response_len"] for session in sessions for tag in session.tags)
+ROLLED_BACK = "rolled_back"
 
 
 class Ledger:
-    """Totals since the run began; they continue across a restart."""
+    """Totals since the run began; they continue across a restart. ``on_fate`` hears of every end."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_fate: OnFate | None = None) -> None:
+        self._on_fate = on_fate
         self.admitted = 0
         self.trained = 0
         self.dropped: Counter[str] = Counter()
+        self.rolled_back = 0
         self.rows_generated = 0
         self.rows_trained = 0
         self.rows_dropped: Counter[str] = Counter()
@@ -42,33 +43,55 @@ class Ledger:
 
     def generate(self, session: SessionPush) -> None:
         self.rows_generated += len(session.keys)
-        self.tokens_generated += _tokens([session])
+        self.tokens_generated += sum(tag["response_len"] for tag in session.tags)
 
     def train(self, group: Group) -> None:
-        self.trained += 1
-        self.rows_trained += sum(len(session.keys) for session in group.sessions.values())
-        self.tokens_trained += _tokens(group.sessions.values())
-        self.partial_trained += group.outcome == "partial"
-        self.lag_sum += group.lag
+        fate = self._record(fate_of(group, "trained"))
+        self._move_trained(1, fate.rows, fate.tokens, group)
         self.lag_max = max(self.lag_max, group.lag)
 
     def drop(self, group: Group, reason: str) -> None:
         self.dropped[reason] += 1
-        self._drop_rows(group, reason)
+        self._drop_rows(fate_of(group, "dropped", reason), reason)
 
     def supersede(self, group: Group) -> None:
         """The attempt is given up; the group lives on."""
-        self._drop_rows(group, SUPERSEDED)
+        fate = fate_of(group, "superseded")
+        if fate.rows:
+            self._drop_rows(fate, SUPERSEDED)
 
-    def _drop_rows(self, group: Group, reason: str) -> None:
-        rows = sum(len(session.keys) for session in group.sessions.values())
-        if rows:
-            self.rows_dropped[reason] += rows
-            self.tokens_dropped[reason] += _tokens(group.sessions.values())
+    def roll_back(self, trained: TrainedGroup, kept: bool) -> None:
+        """The update is lost: the group is in flight again, its rows too if they are ``kept``."""
+        group = trained.group
+        fate = Fate(group.uid, group.seq_no, group.attempt, "rolled_back", rows=trained.rows, tokens=trained.tokens, kept=kept)
+        self.rolled_back += 1
+        self._move_trained(-1, -fate.rows, -fate.tokens, group)
+        if kept:
+            self._record(fate)
+        else:
+            self._drop_rows(fate, ROLLED_BACK)
+
+    def _move_trained(self, groups: int, rows: int, tokens: int, group: Group) -> None:
+        self.trained += groups
+        self.rows_trained += rows
+        self.tokens_trained += tokens
+        self.partial_trained += groups * (group.outcome == "partial")
+        self.lag_sum += groups * group.lag
+
+    def _drop_rows(self, fate: Fate, reason: str) -> None:
+        self._record(fate)
+        if fate.rows:
+            self.rows_dropped[reason] += fate.rows
+            self.tokens_dropped[reason] += fate.tokens
+
+    def _record(self, fate: Fate) -> Fate:
+        if self._on_fate is not None:
+            self._on_fate(fate)
+        return fate
 
     def fill(self, stats: ReplayStats) -> ReplayStats:
         """Write the totals into ``stats``."""
-        stats.admitted, stats.trained, stats.dropped = self.admitted, self.trained, dict(self.dropped)
+        stats.admitted, stats.trained, stats.dropped, stats.rolled_back = self.admitted, self.trained, dict(self.dropped), self.rolled_back
         stats.trajectories_generated, stats.trajectories_trained = self.rows_generated, self.rows_trained
         stats.tokens_generated, stats.tokens_trained = self.tokens_generated, self.tokens_trained
         stats.trajectories_dropped, stats.tokens_dropped = dict(self.rows_dropped), dict(self.tokens_dropped)
@@ -76,14 +99,17 @@ class Ledger:
         stats.partial_trained, stats.lag_sum, stats.lag_max = self.partial_trained, self.lag_sum, self.lag_max
         return stats
 
-    def restore(self, stats: ReplayStats) -> None:
-        """Continue from a snapshot. Rows that were in flight then are gone with their store, so they end as superseded."""
-        self.admitted, self.trained, self.dropped = stats.admitted, stats.trained, Counter(stats.dropped)
+    def load(self, stats: ReplayStats) -> None:
+        """Continue from these totals."""
+        self.admitted, self.trained, self.dropped, self.rolled_back = stats.admitted, stats.trained, Counter(stats.dropped), stats.rolled_back
         self.rows_generated, self.rows_trained = stats.trajectories_generated, stats.trajectories_trained
         self.tokens_generated, self.tokens_trained = stats.tokens_generated, stats.tokens_trained
         self.rows_dropped, self.tokens_dropped = Counter(stats.trajectories_dropped), Counter(stats.tokens_dropped)
         self.expired_leases, self.rejected_writes = stats.expired_leases, stats.rejected_writes
         self.partial_trained, self.lag_sum, self.lag_max = stats.partial_trained, stats.lag_sum, stats.lag_max
+
+    def supersede_lost(self) -> None:
+        """Rows that were in flight when the totals were saved are gone with their store."""
         lost_rows = self.rows_generated - self.rows_trained - self.rows_dropped.total()
         if lost_rows:
             self.rows_dropped[SUPERSEDED] += lost_rows

@@ -12,27 +12,32 @@ from streamrl.errors import ProtocolError, StaleWrite
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.breaker import Breaker
+from streamrl.replay.fates import OnFate
 from streamrl.replay.garbage import Garbage
-from streamrl.replay.groups import Group, GroupTable
+from streamrl.replay.groups import Group, GroupState, GroupTable
 from streamrl.replay.lease import WorkerLeases
 from streamrl.replay.ledger import Ledger
 from streamrl.replay.outcome import OutcomeRule
+from streamrl.replay.provisional import Provisional, TrainedGroup
 from streamrl.replay.quarantine import Quarantine
 from streamrl.replay.sessions import checked_session, oldest_version
+from streamrl.replay.zero_variance import SignalFilter
 
 
 class Lifecycle:
     """Every change of a group's state passes through here."""
 
-    def __init__(self, config: ReplayConfig, rule: OutcomeRule, clock: Callable[[], float]) -> None:
+    def __init__(self, config: ReplayConfig, rule: OutcomeRule, signal: SignalFilter, clock: Callable[[], float], on_fate: OnFate | None = None) -> None:
         self.rule = rule
+        self.signal = signal
         self.clock = clock
         self.table = GroupTable()
-        self.ledger = Ledger()
+        self.ledger = Ledger(on_fate)
         self.breaker = Breaker(config)
         self.garbage = Garbage()
         self.quarantine = Quarantine()
         self.workers = WorkerLeases(config.lease_s)
+        self.provisional = Provisional(config.retain == "checkpoint", config.retain_bytes or 0)
 
     def admit(self, prompt: Prompt, seq_no: int) -> None:
         """A new group; a quarantined prompt is dropped at once."""
@@ -93,10 +98,33 @@ class Lifecycle:
         self.breaker.forget(group.uid, now)
 
     def train(self, group: Group) -> None:
-        """The group's update was applied."""
+        """The group's update was applied. Its rows stay until a checkpoint contains it, as far as the budget goes."""
         self.table.move(group, "trained")
         self.ledger.train(group)
-        self.garbage.trained(group)
+        self.let_go(self.provisional.add(group))
+
+    def let_go(self, trained: list[TrainedGroup]) -> None:
+        """Rows of trained groups are not kept any longer."""
+        for entry in trained:
+            if entry.held:
+                self.garbage.settle(entry)
+                self.provisional.let_go(entry)
+
+    def roll_back(self, trained: list[TrainedGroup], may_keep: Callable[[Group], bool]) -> None:
+        """The updates of these groups are lost. Those with rows that may still be used are ready again, the others are generated again."""
+        revived: dict[str, tuple[Group, GroupState]] = {}
+        lost: list[Group] = []
+        for entry in trained:
+            group, kept = entry.group, entry.held and may_keep(entry.group)
+            self.ledger.roll_back(entry, kept)
+            group.late_since = None
+            revived[group.uid] = (group, "ready" if kept else "pending")
+            if not kept:
+                lost.append(group)
+        self.garbage.lost(lost)
+        for group in lost:
+            group.new_attempt()
+        self.table.revive(revived)
 
     def _accept(self, group: Group, session: SessionPush) -> None:
         group.sessions[session.session_id] = session
@@ -109,9 +137,16 @@ class Lifecycle:
             self._fail(group, self.rule.cause(group))
         elif outcome is not None:
             group.outcome = outcome
-            self.workers.release(group)
-            self.table.move(group, "ready")
-            self.breaker.record(group.uid, None, self.clock())
+            self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """Complete or partial: ready, unless its samples have nothing to tell."""
+        self.breaker.record(group.uid, None, self.clock())
+        if self.signal.has_no_signal(group):
+            self.drop(group, "zero_variance")
+            return
+        self.workers.release(group)
+        self.table.move(group, "ready")
 
     def _fail(self, group: Group, cause: str) -> None:
         """An attempt came to nothing: issue the group again or, when no attempt is left, drop it."""
@@ -129,8 +164,12 @@ class Lifecycle:
         """Count a late write. Its rows are garbage at once when the group has ended, else with the group (their keys may be in use again)."""
         self.ledger.rejected_writes += 1
         what = f"session {session.session_id} of {session.uid}, attempt {session.attempt}"
-        if group is None:
+        kept = self.provisional.held(session.uid)
+        if kept is not None:  # trained, and its rows may be needed again
+            kept.strays += session.keys
+        elif group is None:
             self.garbage.stray(session)
+        if group is None:
             fate = self.table.ended.get(session.uid, "unknown here")
             return StaleWrite(f"rows are accepted while their group runs, got {what}, of a group which is {fate}; discard them")
         group.strays += session.keys

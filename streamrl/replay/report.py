@@ -14,14 +14,14 @@ SHOWN = 5  # groups named in a message
 
 def blocked_by(buffer: ReplayBuffer) -> str | None:
     """What keeps the next group or batch from coming; None when nothing does."""
-    late = buffer.late_groups()
+    late = buffer.late.groups()
     if late:
         names = ", ".join(f"{group.uid} (worker {group.worker}, oldest version {group.assumed_version})" for group in late[:SHOWN])
         return f"late groups: sampling waits for {len(late)} group(s) that the next publication would make too stale: {names}"
     if buffer.breaker.state != "closed":
         return f"breaker {buffer.breaker.state}: too many attempts failed with {buffer.breaker.reason}"
     count = buffer.table.count
-    if count["pending"] and not count["running"]:
+    if count["pending"] and not count["running"] and buffer.leasable:
         return f"no rollout actor: {count['pending']} group(s) are pending and none is running"
     if buffer.outstanding >= buffer.capacity_groups:
         return f"staleness bound: {buffer.outstanding} of {buffer.capacity_groups} groups are outstanding"

@@ -2,6 +2,8 @@
 
 Waiters sleep on a topic and are woken by the call that changes something for them; nobody polls. All state lives on one event loop and no
 call awaits between reading and changing it, so there is no lock. Freed rows are cleared from the store by one background task.
+
+With a ``JournalledBuffer`` the calls survive this process; nothing else changes.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, Repl
 from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.buffer import ReplayBuffer
+from streamrl.replay.journalled import JournalledBuffer
+from streamrl.replay.restart import held_keys
 
 log = logging.getLogger(__name__)
 
 Clear = Callable[[list[str]], Awaitable[Any]]
+Missing = Callable[[list[str]], Awaitable[list[str]]]
 CLEAR_TRIES = 5
 CLEAR_TIMEOUT_S = 30.0  # one call to the store
 CLOSE_TIMEOUT_S = 10.0  # for the last clearing
@@ -29,19 +34,26 @@ IDLE_TIMER_S = 60.0  # longest sleep of the timer loop when no deadline is known
 
 class ReplayService:
     """Implements ``streamrl.protocol.interfaces.Replay``. ``clear(keys)`` frees rows in the store; without it freed keys are forgotten.
+    ``missing(keys)`` names those that the store does not hold, asked at a restart; without it all of them count as lost.
 
     Run ``run_timers()`` as a task beside it: it expires leases and late groups even when nobody calls.
     """
 
-    def __init__(self, buffer: ReplayBuffer, clear: Clear | None = None) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: ReplayBuffer | JournalledBuffer, clear: Clear | None = None, missing: Missing | None = None) -> None:
+        self._calls = buffer
         self._clear = clear
+        self._missing = missing
         self._admission, self._lease, self._take, self._timer = Topic(), Topic(), Topic(), Topic()
         self._releases: Counter[str] = Counter()  # by worker: how often it was declared dead
-        self._seen_changes = buffer.table.changes
+        self._seen_changes = self.buffer.table.changes
         self._timer_due = 0.0  # clock time at which the timer loop will look by itself
         self._to_clear: list[list[str]] = []
         self._cleaner: asyncio.Task[None] | None = None
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """For reading only."""
+        return self._calls.buffer if isinstance(self._calls, JournalledBuffer) else self._calls
 
     # ---- the prompt feeder
 
@@ -49,17 +61,17 @@ class ReplayService:
         deadline = _loop_time() + wait_s
         while True:
             self._expire()
-            reply = self.buffer.admission(max_groups)
+            reply = self._calls.admission(max_groups)
             if reply.slots or reply.closed or not await self._admission.wait_until(deadline):
                 return reply
 
     async def admit(self, prompts: list[Prompt]) -> list[int]:
-        result = self.buffer.admit(prompts)
+        result = self._calls.admit(prompts)
         self._after()
         return result
 
     async def end_of_prompts(self) -> None:
-        self.buffer.end_of_prompts()
+        self._calls.end_of_prompts()
         self._after()
 
     # ---- rollout actors
@@ -68,7 +80,7 @@ class ReplayService:
         deadline, releases = _loop_time() + wait_s, self._releases[worker]
         while self._releases[worker] == releases:  # a call outlives its caller: what a dead worker waited for must not be leased to its successor's name
             self._expire()
-            reply = self.buffer.lease(worker, max_groups)
+            reply = self._calls.lease(worker, max_groups)
             self._after()
             if reply.leases or reply.closed or not await self._lease.wait_until(deadline):
                 return reply
@@ -76,22 +88,22 @@ class ReplayService:
 
     async def push(self, session: SessionPush) -> bool:
         try:
-            return self.buffer.push(session)
+            return self._calls.push(session)
         finally:  # a refused push may leave rows to clear
             self._after()
 
     async def heartbeat(self, worker: str) -> Heartbeat:
-        result = self.buffer.heartbeat(worker)
+        result = self._calls.heartbeat(worker)
         self._after()
         return result
 
     async def give_back(self, worker: str, leases: list[tuple[str, int]]) -> None:
-        self.buffer.give_back(worker, leases)
+        self._calls.give_back(worker, leases)
         self._after()
 
     async def release_worker(self, worker: str) -> int:
         self._releases[worker] += 1
-        result = self.buffer.release_worker(worker)
+        result = self._calls.release_worker(worker)
         self._after()
         return result
 
@@ -102,7 +114,7 @@ class ReplayService:
         while True:
             self._expire()
             try:
-                batch = self.buffer.take(num_groups)
+                batch = self._calls.take(num_groups)
             except Closed:
                 self._after()  # what was left has ended just now
                 raise
@@ -113,39 +125,69 @@ class ReplayService:
                 raise self.buffer.take_timeout(num_groups, wait_s)
 
     async def check_bound(self, lease_id: int) -> list[str]:
-        result = self.buffer.check_bound(lease_id)
+        result = self._calls.check_bound(lease_id)
         self._after()
         return result
 
     async def commit(self, lease_id: int, rejected: list[str]) -> None:
-        self.buffer.commit(lease_id, rejected)
+        self._calls.commit(lease_id, rejected)
         self._after()
 
     async def skip(self, lease_id: int) -> None:
-        self.buffer.skip(lease_id)
+        self._calls.skip(lease_id)
         self._after()
 
     async def abandon(self, lease_id: int) -> None:
-        self.buffer.abandon(lease_id)
+        self._calls.abandon(lease_id)
         self._after()
 
     async def published(self, version: int) -> None:
-        self.buffer.published(version)
+        self._calls.published(version)
         self._after()
 
     async def snapshot(self) -> ReplaySnapshot:
-        return self.buffer.snapshot()
+        return self._calls.snapshot()
+
+    async def new_learner(self) -> int:
+        result = self._calls.new_learner()
+        self._after()
+        return result
+
+    async def checkpointed(self, mark: int) -> None:
+        self._calls.checkpointed(mark)
+        self._after()
+
+    async def rollback(self, mark: int | None) -> int:
+        result = self._calls.rollback(mark)
+        self._after()
+        return result
 
     async def restore(self, snapshot: ReplaySnapshot) -> None:
-        self.buffer.restore(snapshot)
+        """The whole run was started again. Goes on from the journal as far as its groups fit the checkpoint; else from the snapshot alone."""
+        calls = self._calls
+        if isinstance(calls, JournalledBuffer) and calls.went_on:
+            if not self.buffer.closed and self.buffer.life.provisional.can_take_back(snapshot.mark):
+                await self._continue(calls, snapshot.mark)
+                return
+            log.warning("the journal ended in order or goes on from a later checkpoint: untrained groups of the snapshot are generated again")
+        calls.restore(snapshot)
+        self._after()
+
+    async def _continue(self, calls: JournalledBuffer, mark: int) -> None:
+        calls.new_learner()
+        calls.restarted()
+        keys = held_keys(self.buffer)
+        lost = calls.forget_missing(await self._missing(keys) if self._missing is not None else keys)
+        back = calls.rollback(mark)
+        log.info("replay goes on: %d groups lost rows, %d groups trained after the checkpoint come back", lost, back)
         self._after()
 
     async def stats(self) -> ReplayStats:
-        return self.buffer.stats()
+        return self._calls.stats()
 
     async def close(self) -> None:
         """Ends all waits, drops what nobody trains, and gives the store a moment to free its rows."""
-        self.buffer.close()
+        self._calls.close()
         self._after()
         self._timer.wake()
         if self._cleaner is not None:
@@ -167,7 +209,7 @@ class ReplayService:
     def _expire(self) -> None:
         due = self.buffer.next_deadline()
         if due is not None and due <= self.buffer.clock():
-            self.buffer.expire()
+            self._calls.expire()
             self._after()
 
     def _after(self) -> None:
@@ -191,11 +233,11 @@ class ReplayService:
     # ---- freed rows
 
     def _collect(self) -> None:
-        keys = self.buffer.collect_garbage()
+        keys = self._calls.collect_garbage()
         if not keys:
             return
         if self._clear is None:
-            self.buffer.garbage_cleared(keys)
+            self._calls.garbage_cleared(keys)
             return
         self._to_clear.append(keys)
         if self._cleaner is None or self._cleaner.done():
@@ -207,7 +249,7 @@ class ReplayService:
             keys = [key for batch in self._to_clear for key in batch]
             self._to_clear.clear()
             await self._clear_with_retries(clear, keys)
-            self.buffer.garbage_cleared(keys)
+            self._calls.garbage_cleared(keys)
             self._after()
 
     async def _clear_with_retries(self, clear: Clear, keys: list[str]) -> None:

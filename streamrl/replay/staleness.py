@@ -49,17 +49,17 @@ class Horizon:
     """
 
     def __init__(self, groups_per_step: int, max_staleness: int) -> None:
-        self._per_step = groups_per_step
+        self.per_step = groups_per_step
         self._bound = max_staleness
         self.claimed = 0
 
     def is_last_batch(self, num_groups: int) -> bool:
         """Taking ``num_groups`` more completes the groups of a version."""
-        return self.claimed % self._per_step + num_groups >= self._per_step
+        return self.claimed % self.per_step + num_groups >= self.per_step
 
     def late_version(self, published: int) -> int:
         """A running group with tokens of this version or older would break the bound once the version of the next batch is published.
 
         With E = 7 and version 9 published, rows of version 2 are late (7 >= 7).
         """
-        return published + self.claimed // self._per_step - self._bound
+        return published + self.claimed // self.per_step - self._bound
