@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def add_parser(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Everything goes to stdout."""
     from streamrl.cli.inspect_print import Page
+    from streamrl.config.paths import is_url, resolve_source
 
     logging.getLogger("torch.fx._symbolic_trace").disabled = True  # torch's note to its own developers at the first jagged tensor
     target, page = str(arguments.target), Page(color=not arguments.no_color)
@@ -42,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.row is not None:
             raise UsageError(f"--row counts rows of a data file, got the run folder {target}; name a trajectory by its key")
         return inspect_run(Path(target), arguments.key, arguments.step, page)
+    if not is_url(target) and not os.path.exists(resolve_source(target)):
+        raise UsageError(f"TARGET is a data file, a configuration or a run folder, got {target}, where there is none; correct the path")
     if arguments.key is not None or arguments.step is not None:
         raise UsageError(f"keys and steps belong to a run folder, got {target}; give the folder of a run, or --row N for a row of the data")
     return inspect_data(target, arguments.row, page)

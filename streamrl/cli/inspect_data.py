@@ -51,13 +51,13 @@ def data_layers(rows: list[Row], data: DataConfig) -> list[Layer]:
 
 
 def collated(rows: list[Row], data: DataConfig) -> dict[str, Any]:
-    """The batch that a loader would give of the first rows, as far as they have one set of keys."""
+    """The batch that a loader would give of the first rows."""
     import torch
 
     from streamrl.data.collate import collate_fn
 
     first = [agent_row(row, data) for row in rows[:COLLATED_ROWS]]
-    return collate_fn([{**row, "dummy_tensor": torch.tensor([0], dtype=torch.uint8)} for row in first if row.keys() == first[0].keys()])
+    return collate_fn([{**row, "dummy_tensor": torch.tensor([0], dtype=torch.uint8)} for row in first])
 
 
 def _dataset_row(rows: list[Row], data: DataConfig) -> Layer:
@@ -83,25 +83,15 @@ def _media(rows: list[Row], data: DataConfig) -> Layer:
 
 
 def _collate(rows: list[Row], data: DataConfig) -> Layer:
-    """Key sets are compared over all rows; the batch is made of the first ones."""
+    """All rows have the same columns, since reading fills them; the batch is made of the first ones."""
     import torch
 
-    first, broken = _agent_columns(rows[0], data), []
-    for number, row in enumerate(rows):
-        other = first ^ _agent_columns(row, data)
-        if other:
-            broken.append(f"row {number}: rows of a batch have the same columns, got {', '.join(sorted(other))} only in this row or only in row 0")
     batch = collated(rows, data)
     size = len(batch["dummy_tensor"])
-    broken += [f"{name}: dim 0 of tensors is the length of the arrays ({size}), got {len(column)}" for name, column in batch.items() if len(column) != size]
+    broken = [f"{name}: dim 0 of tensors is the length of the arrays ({size}), got {len(column)}" for name, column in batch.items() if len(column) != size]
     tensors = sum(isinstance(column, torch.Tensor) for column in batch.values())
     found = f"{counted(tensors, 'tensor')}, dim 0 = {size}; {counted(len(batch) - tensors, 'object array')}, length {size}"
     return Layer("prompt", "batch", "data", "collate", found, broken)
-
-
-def _agent_columns(row: Row, data: DataConfig) -> set[str]:
-    """Names of the columns that the row would be collated with; its values, which may be large, are not copied."""
-    return set(agent_row({**dict.fromkeys(row), data.prompt_key: []}, data))
 
 
 def row_fields(row: Row, data: DataConfig) -> list[tuple[str, str]]:

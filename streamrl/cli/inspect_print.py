@@ -5,32 +5,37 @@ Roles of tokens are also written out, so nothing is lost without colours.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from rich.console import Console
+
 from streamrl.cli.inspect_layers import SHOWN_PROBLEMS, Layer, counted, spread
 from streamrl.cli.inspect_tokens import Decode, rewarded_tokens, token_runs, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from streamrl.cli.inspect_run import SampledRow
 
 STYLES = {"prompt": "dim", "model": "green", "observation": "yellow", "not trained": "red underline"}
 SHOWN_REWARDS = 8
 
 
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """The command line decides what it means; rich would end the process with the code of a broken rule."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Page:
     """Writes the parts of an inspection to ``file`` (stdout)."""
 
     def __init__(self, *, color: bool = True, file: TextIO | None = None) -> None:
-        from rich.console import Console
-
         out = file or sys.stdout
         wanted = color and not os.environ.get("NO_COLOR")
-        self._console: Console = Console(file=out, color_system="auto" if wanted else None, highlight=False, markup=False, emoji=False)
+        self._console = _Terminal(file=out, color_system="auto" if wanted else None, highlight=False, markup=False, emoji=False)
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line; wrapped at the width of a terminal only."""

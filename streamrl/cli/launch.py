@@ -27,17 +27,19 @@ def add_parser(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The summary goes to stdout as a table; the same is in summary.json of the run folder."""
     from streamrl.config.load import dump
+    from streamrl.config.plan import plan
     from streamrl.telemetry.live import format_summary
-    from streamrl.telemetry.run_folder import RunFolder
+    from streamrl.telemetry.run_folder import RunFolder, write_text
 
     config = configure(arguments)
-    check_surroundings(config)
+    text = plan(config, check_surroundings(config))
     root = Path(config.run.folder or "")
     goes_on = bool(arguments.resume) or (config.trainer.resume_mode == "auto" and (root / "config.yaml").is_file())
     resume = find_checkpoint(config, root if goes_on else None, required=bool(arguments.resume))
     from actors import launch
 
     with RunFolder.create(root, dump(config), resume=goes_on) as folder:
+        write_text(folder.plan, text + "\n")
         summary = launch.run(config, folder, resume=resume)
     sys.stdout.write(format_summary(summary))
     return 130 if summary.status == "stopped" else 0

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from streamrl.config.data import DataConfig
+from streamrl.data.files import Files
 from streamrl.data.media import Row
 from streamrl.data.rows import agent_row
 from streamrl.data.table import RowTable, read_table
@@ -27,7 +28,7 @@ class RLHFDataset(Dataset):
     Pickling keeps file names and settings, not rows: another process reads the files again on first use.
     """
 
-    def __init__(self, files: str | list[str], data: DataConfig, *, seed: int = 0, max_samples: int = -1, tokenizer: ChatTokenizer | None = None) -> None:
+    def __init__(self, files: Files, data: DataConfig, *, seed: int = 0, max_samples: int = -1, tokenizer: ChatTokenizer | None = None) -> None:
         self._files = files
         self._data = data
         self._seed = seed
@@ -43,6 +44,11 @@ class RLHFDataset(Dataset):
     def sizes(self) -> list[int]:
         """Rows of each file; row numbers run through the files in their order."""
         return list(self._loaded().sizes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for datasets of equal rows."""
+        return self._loaded().fingerprint
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {**agent_row(self._rows()[i], self._data), "dummy_tensor": torch.tensor([0], dtype=torch.uint8)}

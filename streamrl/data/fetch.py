@@ -3,14 +3,20 @@
 A copy appears under its name only when it is whole (written aside, then renamed), so any number of processes may ask for one file at once:
 each finds the whole copy or makes it, and the last rename replaces equal bytes. A source that tells its size, time or tag and changes gets
 a new copy beside the old one, which readers may still hold; old copies are never removed here. A source that tells nothing is copied once.
+What a killed process left half written is removed before the next copy; its lock tells that it is dead, so nothing is removed where files can't
+be locked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import re
-import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,8 @@ from streamrl.errors import DataError, MissingFile
 
 # What file systems call the things that change with the content.
 _STAMPS = ("size", "mtime", "modified", "last_modified", "LastModified", "updated", "created", "etag", "ETag", "md5Hash", "checksum", "generation")
+_PART = ".part-"  # begins the name of what is being written
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # while copying, these come from the cache and not from the source
 
 
 def copy_to_local(src: str, cache_dir: str | None = None) -> str:
@@ -52,7 +60,9 @@ def _cached(src: str, cache: Path) -> Path:
         if info.get("type") == "directory":
             raise DataError(f"data files are files, got the folder {src}; list the files in it")
         copy = cache / _name(src, info)
-        if not copy.is_file():
+        with _cache_errors(cache):
+            missing = not copy.is_file()
+        if missing:
             _copy(fs, path, copy, info.get("size"))
     except DataError:
         raise
@@ -71,15 +81,49 @@ def _name(src: str, info: dict[str, Any]) -> str:
 
 
 def _copy(fs: Any, path: str, copy: Path, size: int | None) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=copy.parent, prefix=".part-")
-    os.close(handle)
+    with _cache_errors(copy.parent):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(copy.parent)
+        handle, aside = _locked_part(copy.parent)
     try:
-        fs.get_file(path, aside)
+        with _cache_errors(copy.parent, _NO_ROOM):
+            fs.get_file(path, str(aside))
         got = os.path.getsize(aside)
         if size is not None and got != size:
             raise DataError(f"a copy has the size of its source ({size} bytes), got {got} bytes of {path}; it changed or was cut short, try again")
-        os.replace(aside, copy)
+        with _cache_errors(copy.parent):
+            os.replace(aside, copy)
     finally:
-        if os.path.exists(aside):
-            os.unlink(aside)
+        aside.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _locked_part(cache: Path) -> tuple[int, Path]:
+    """A new file of the process's own, with the mode of other files, locked for as long as its handle is open."""
+    while True:
+        path = cache / f"{_PART}{uuid.uuid4().hex}"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():  # else it was taken for abandoned before it was locked
+            return handle, path
+        os.close(handle)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for path in cache.glob(f"{_PART}*"):
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its writer lives
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _cache_errors(cache: Path, numbers: frozenset[int] | None = None) -> Iterator[None]:
+    """An OSError (of these numbers; None: any) as a DataError that names the cache and not the source."""
+    try:
+        yield
+    except OSError as error:
+        if numbers is not None and error.errno not in numbers:
+            raise
+        what = error.strerror or error
+        raise DataError(f"data.cache_dir takes copies of remote files, got {what} in {cache}; make room or set it to a folder that can be written") from error

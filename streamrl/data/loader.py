@@ -1,7 +1,8 @@
 """Batches of an ``RLHFDataset`` for the one-process reference flow; a thin wrapper of torchdata's StatefulDataLoader.
 
 Visits rows in the order of the prompt stream (``prompt_order``), so both hand out the same rows. Iterating once is one epoch; the next
-iteration starts the next epoch with its own permutation. ``state_dict`` restores the position inside an epoch exactly.
+iteration starts the next epoch with its own permutation. ``state_dict`` restores the position inside an epoch exactly, onto a loader of the same
+rows, order and batches only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamrl.data.collate import collate_fn
+from streamrl.data.cursor import check_cursor
 from streamrl.data.dataset import RLHFDataset
 from streamrl.data.order import prompt_order
 from streamrl.data.table import check_mixture
@@ -34,6 +36,8 @@ class PromptLoader:
         drop_last: bool = True,
         num_workers: int = 0,
     ) -> None:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ValueError(f"a batch has at least one row, got batch_size={batch_size!r}; pass an int of at least 1")
         if drop_last and len(dataset) < batch_size:
             raise ValueError(f"a data set fills at least one batch, got {len(dataset)} rows for batches of {batch_size}; lower the batch size")
         if weights is not None:
@@ -78,8 +82,22 @@ class PromptLoader:
             if self._batches == 0:
                 return
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._epoch, "batches": self._batches}
+    def state_dict(self) -> dict[str, Any]:
+        """The place, with what its meaning depends on."""
+        return {"epoch": self._epoch, "batches": self._batches, **self._identity()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._epoch, self._batches = state["epoch"], state["batches"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at ``state``; CheckpointError when rows, order or batches would not be those of the saved loader."""
+        self._epoch, self._batches = check_cursor(state, self._identity(), place="batches", limit=len(self) - 1)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "num_rows": len(self._dataset),
+            "sizes": self._dataset.sizes,
+            "weights": self._weights,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "batch_size": self._batch_size,
+            "drop_last": self._drop_last,
+            "fingerprint": self._dataset.fingerprint,
+        }

@@ -72,4 +72,4 @@ def _filled(part: dict[str, Any], media: dict[str, list[Any]], places: dict[str,
     if place >= len(media[kind]):
         return part
     value = media[kind][place]
-    return {"type": kind, **value} if isinstance(value, dict) else {"type": kind, kind: value}
+    return {**value, "type": kind} if isinstance(value, dict) else {"type": kind, kind: value}

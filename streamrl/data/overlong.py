@@ -9,10 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from streamrl.config.data import DataConfig
 from streamrl.config.tools import row_tools
 from streamrl.data.media import Row, has_media
-from streamrl.errors import DataError
+from streamrl.errors import ConfigError, DataError
 from streamrl.protocol.chat import ChatTokenizer, prompt_ids
 
 log = logging.getLogger(__name__)
+
+
+def check_tokenizer(data: DataConfig, tokenizer: ChatTokenizer | None) -> None:
+    """ConfigError when prompts are to be measured and nothing can measure them."""
+    if data.filter_overlong_prompts and tokenizer is None:
+        raise ConfigError("$.data.filter_overlong_prompts: measuring prompts needs a tokenizer, got none; pass one or turn the filter off")
 
 
 def without_overlong(tables: list[list[Row]], names: list[str], data: DataConfig, tokenizer: ChatTokenizer) -> list[list[Row]]:

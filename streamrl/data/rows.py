@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from streamrl.config.data import DataConfig
 from streamrl.data.media import Row, media_keys, with_media
 from streamrl.data.rules import check_row
+from streamrl.data.wire import check_made_names, check_wire, plain
 from streamrl.errors import DataError
 
 
@@ -43,6 +41,8 @@ def wire_custom_row(row: Any, data: DataConfig) -> Row:
     if not isinstance(row, dict):
         raise DataError(f"a dataset class returns a dict for a row, got {type(row).__name__}; correct its __getitem__")
     given = {name: value for name, value in row.items() if name != "dummy_tensor" and value is not None}
+    check_made_names(given)
+    check_wire(given)
     stored = {**given, data.prompt_key: given["raw_prompt"]} if "raw_prompt" in given else given
     check_row(stored, data, rule_rewards=False)
     media = set(media_keys(data).values())
@@ -50,13 +50,4 @@ def wire_custom_row(row: Any, data: DataConfig) -> Row:
 
 
 def _for_the_wire(row: Row, data: DataConfig) -> Row:
-    kept = {name: value for name, value in row.items() if name != data.prompt_key or name == "raw_prompt"}
-    return msgspec.to_builtins(kept, builtin_types=(bytes,), enc_hook=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise DataError(f"columns of a row hold text, numbers, lists and objects, got {type(value).__name__}; convert the column")
+    return plain({name: value for name, value in row.items() if name != data.prompt_key or name == "raw_prompt"})

@@ -77,9 +77,6 @@ def _check_ground_truth(row: Row) -> None:
     if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
         got = _keys(row) if reward_model is None else f"reward_model = {_short(reward_model)}"
         raise DataError(f"field 'reward_model.ground_truth' is required for rule rewards, got {got}; add it or set reward.custom_reward_function")
-    truth = reward_model["ground_truth"]
-    if isinstance(truth, int) and not -(2**63) <= truth < 2**63:
-        raise DataError(f"an integer ground truth has at most 64 bits, got one of {truth.bit_length()} bits; write it as text")
 
 
 def _keys(row: Row) -> str:

@@ -1,8 +1,8 @@
 """The prompt source of a run: dataset rows, each with a uid, in a seeded order that never ends (or ends after ``total_epochs``).
 
-The cursor is (epoch, position) and the order of an epoch depends on seed, epoch, file sizes and weights alone, so a restored stream
-continues exactly where the saved one stood, at an epoch's end too. Guarantees each row once per epoch, or with ``data.train_weights`` each
-file its share. Doesn't know which prompts were trained: that is the replay buffer's ledger.
+The cursor is (epoch, position) and the order of an epoch depends on seed, epoch, file sizes and weights alone, so a stream restored onto the same
+rows continues exactly where the saved one stood, at an epoch's end too; onto other rows it is refused (``cursor.py``). Guarantees each row once per
+epoch, or with ``data.train_weights`` each file its share. Doesn't know which prompts were trained: that is the replay buffer's ledger.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamrl.config.data import DataConfig
+from streamrl.data.cursor import check_cursor
 from streamrl.data.custom import CustomTable
 from streamrl.data.order import prompt_order
+from streamrl.data.overlong import check_tokenizer
 from streamrl.data.table import RowSource, check_mixture, read_table
-from streamrl.errors import CheckpointError, ConfigError
+from streamrl.errors import ConfigError
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.keys import prompt_uid
 from streamrl.protocol.trajectory import Prompt
@@ -25,8 +27,7 @@ class PromptStream:
     """Implements ``PromptSource``. Rows are read at construction; the stream itself never blocks."""
 
     def __init__(self, data: DataConfig, *, run_seed: int, total_epochs: int | None, tokenizer: ChatTokenizer | None = None) -> None:
-        if data.filter_overlong_prompts and tokenizer is None:
-            raise ConfigError("$.data.filter_overlong_prompts: measuring prompts needs a tokenizer, got none; pass one or turn the filter off")
+        check_tokenizer(data, tokenizer)
         if total_epochs is not None and total_epochs < 1:
             raise ConfigError(f"$.trainer.total_epochs: at least one epoch, got {total_epochs}; None is a stream without end")
         self._data = data
@@ -38,6 +39,7 @@ class PromptStream:
         self._num_rows = sum(self._rows.sizes)
         if data.train_weights is not None:
             check_mixture(self._rows.sizes, data.train_weights)
+        self._identity = self._what_a_cursor_means()
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)
@@ -64,20 +66,16 @@ class PromptStream:
 
     async def state(self) -> dict[str, Any]:
         """The cursor, with what its meaning depends on."""
-        return {"epoch": self._epoch, "position": self._position, **self._identity()}
+        return {"epoch": self._epoch, "position": self._position, **self._identity}
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Continue at ``state``; CheckpointError when rows, order or names would not be those of the saved run."""
-        differing = {name: (state.get(name), mine) for name, mine in self._identity().items() if state.get(name) != mine}
-        if differing:
-            details = ", ".join(f"{name}: saved {saved}, now {mine}" for name, (saved, mine) in differing.items())
-            raise CheckpointError(f"a data cursor is restored onto the same rows, seed and order, got {details}; resume with the data of the saved run")
-        self._epoch, self._position = state["epoch"], state["position"]
-        if self._position >= self._num_rows:
+        self._epoch, self._position = check_cursor(state, self._identity, place="position", limit=self._num_rows)
+        if self._position == self._num_rows:
             self._epoch, self._position = self._epoch + 1, 0
         self._order = self._order_of(self._epoch)
 
-    def _identity(self) -> dict[str, Any]:
+    def _what_a_cursor_means(self) -> dict[str, Any]:
         return {
             "num_rows": self._num_rows,
             "sizes": self._rows.sizes,
@@ -85,6 +83,7 @@ class PromptStream:
             "seed": self._seed,
             "run_seed": self._run_seed,
             "shuffle": self._data.shuffle,
+            "fingerprint": self._rows.fingerprint,
         }
 
     def _read(self, files: str | list[str], data: DataConfig, max_samples: int) -> RowSource:

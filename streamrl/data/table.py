@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from streamrl.config.data import DataConfig
-from streamrl.data.files import limited, names_of, read_files
+from streamrl.data.files import Files, limited, names_of, read_files
 from streamrl.data.media import Row
 from streamrl.data.order import shares
-from streamrl.data.overlong import without_overlong
+from streamrl.data.overlong import check_tokenizer, without_overlong
 from streamrl.data.rows import wire_row
+from streamrl.data.wire import fingerprint
 from streamrl.errors import DataError
 from streamrl.protocol.chat import ChatTokenizer
 
@@ -26,6 +29,11 @@ class RowSource(Protocol):
     @property
     def sizes(self) -> list[int]:
         """Rows of each file; row numbers run through the files in their order."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the rows, so that a saved place is not restored onto others; empty when they can't be known without making them."""
         ...
 
     def wire(self, i: int) -> Row:
@@ -41,15 +49,20 @@ class RowTable:
     rows: list[Row]
     sizes: list[int]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.rows)
+
     def wire(self, i: int) -> Row:
         return wire_row(self.rows[i], self.data)
 
 
-def read_table(files: str | list[str], data: DataConfig, *, seed: int, max_samples: int, tokenizer: ChatTokenizer | None) -> RowTable:
+def read_table(files: Files, data: DataConfig, *, seed: int, max_samples: int, tokenizer: ChatTokenizer | None) -> RowTable:
     """Fetch, read, check, subsample, filter."""
+    check_tokenizer(data, tokenizer)
     names = names_of(files)
     tables = subsample(read_files(files, data), max_samples, shuffle=data.shuffle, seed=seed)
-    if data.filter_overlong_prompts and tokenizer is not None:
+    if tokenizer is not None and data.filter_overlong_prompts:
         tables = without_overlong(tables, names, data, tokenizer)
     rows = [row for table in tables for row in table]
     _warn_of_missing_tools_kwargs(rows, data)
@@ -60,6 +73,9 @@ def check_mixture(sizes: list[int], weights: list[float]) -> None:
     """DataError when ``weights`` cannot be kept: every file needs a weight, a row, and a place in an epoch."""
     if len(sizes) != len(weights):
         raise DataError(f"data.train_weights has one weight per file, got {len(weights)} for {len(sizes)} files; give as many weights as files")
+    unusable = [weight for weight in weights if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0]
+    if unusable:
+        raise DataError(f"data.train_weights are finite and above 0, got {unusable}; leave a file out instead of giving it no weight")
     empty = [place for place, size in enumerate(sizes) if not size]
     if empty:
         raise DataError(f"every file of a mixture has a row after sampling and filtering, got none in train_files{empty}; leave it out or raise the limits")

@@ -44,6 +44,7 @@ TRAJECTORY_FIELDS: dict[str, ColumnSpec] = {
     "rm_scores": _FLOATS,  # [R] outcome reward on the last model token; finite
     "old_log_probs": _FLOATS,  # [R] under the proximal policy (weights before this step's first update)
     "ref_log_prob": _FLOATS,  # [R] under the reference model
+    "sum_pi_squared": _FLOATS,  # [R] sum over the vocabulary of pi^2, of the policy that gave old_log_probs
     "values": _FLOATS,  # [R] of the critic
     "entropy": _FLOATS,  # [R] of the policy at each token
     "token_level_scores": _FLOATS,  # [R] rm_scores
@@ -51,6 +52,8 @@ TRAJECTORY_FIELDS: dict[str, ColumnSpec] = {
     "advantages": _FLOATS,  # [R] of the estimator
     "returns": _FLOATS,  # [R] of the estimator; the critic's target
     "rollout_is_weights": _FLOATS,  # [R] detached correction weights
+    "reward_baselines": ColumnSpec("float32", "scalar"),  # score of the greedy answer to the row's prompt
+    "session_weight": ColumnSpec("float32", "scalar"),  # 1 / rows of the session with a trainable token; 0 for a row without one
     "routed_experts": ColumnSpec("int16", "ragged", 0),  # [L, layers, top_k] experts the engine chose, for routing replay
     "num_turns": _NUMBER,  # user and assistant turns + 1
     "session_id": _NUMBER,  # TrajectoryKey.session_id

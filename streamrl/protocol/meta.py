@@ -41,6 +41,8 @@ class KVBatchMeta(msgspec.Struct):
     extra_info: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        check_names("keys", self.keys)
+        check_names("fields", self.fields or [])
         self.keys, self.tags = list(self.keys), list(self.tags)
         self.fields = None if self.fields is None else list(self.fields)
         self.extra_info = copy.deepcopy(self.extra_info) if self.extra_info else {}
@@ -57,6 +59,7 @@ class KVBatchMeta(msgspec.Struct):
 
     def select_keys(self, keys: Sequence[str]) -> KVBatchMeta:
         """The rows ``keys``, in that order."""
+        check_names("keys", keys)
         place = dict(zip(self.keys, range(len(self)), strict=True))
         try:
             rows = [place[key] for key in keys]
@@ -96,6 +99,7 @@ class KVBatchMeta(msgspec.Struct):
 
     def with_fields(self, names: Sequence[str] | None) -> KVBatchMeta:
         """A copy that selects the columns ``names`` (None: all columns common to the rows)."""
+        check_names("fields", names or [])
         chosen = self._part(list(self.keys), self.tags)
         chosen.fields = None if names is None else list(names)
         check_distinct("fields", chosen.fields or [])
@@ -110,6 +114,19 @@ class KVBatchMeta(msgspec.Struct):
 
 def _copies(tags: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(map(dict.copy, tags))
+
+
+def check_names(what: str, names: Any) -> None:
+    """WrongType for a single name, which Python would take for a list of letters."""
+    if isinstance(names, str | bytes):
+        raise WrongType(f"{what} of a batch are a list of names, got {names!r:.80}; pass [{names!r:.80}]")
+
+
+def check_int(operation: str, number: Any) -> int:
+    """WrongType for what Python can't count with; True and False count nothing."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise WrongType(f"{operation} takes a whole number, got {number!r:.80}; pass an int")
+    return operator.index(number)
 
 
 def check_distinct(what: str, names: Sequence[str]) -> None:
@@ -135,9 +152,12 @@ def check_tags(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> None:
 def check_permutation(indices: Sequence[int], size: int) -> list[int]:
     """``indices`` as a list when it holds every number of 0..size-1 once."""
     try:
-        order = [operator.index(i) for i in (indices if isinstance(indices, list | range) else list(indices))]
+        given = indices if isinstance(indices, list | range) else list(indices)
+        order = [operator.index(i) for i in given]
     except TypeError as error:
         raise WrongType(f"reorder takes a 1-D list of row numbers, got {error}; pass integers") from error
+    if bool in set(map(type, given)):
+        raise WrongType("reorder takes row numbers, got a boolean mask; pass integers, or select rows by a mask")
     if len(order) != size:
         raise ProtocolError(f"reorder takes a permutation of all rows, got {len(order)} indices for {size} rows; use select to drop or repeat rows")
     outside = [i for i in order if not 0 <= i < size]
@@ -154,7 +174,7 @@ def even_parts(size: int, chunks: int) -> list[range]:
     >>> [len(part) for part in even_parts(10, 4)]
     [3, 3, 2, 2]
     """
-    if chunks < 1:
+    if check_int("chunk", chunks) < 1:
         raise ProtocolError(f"chunk takes a number of parts of at least 1, got {chunks}; pass the number of ranks")
     if size < chunks:
         log.warning("chunk of %d rows in %d parts leaves %d parts empty", size, chunks, chunks - size)

@@ -22,6 +22,7 @@ class SegmentRef(msgspec.Struct, frozen=True, array_like=True):
     name: str
     generation: int
     size_bytes: int
+    folder: str = ""  # of a segment on disk; empty: the store's folder in shared memory
 
 
 class ColumnPut(msgspec.Struct, array_like=True):
@@ -34,7 +35,7 @@ class ColumnPut(msgspec.Struct, array_like=True):
 
 
 class PutRequest(msgspec.Struct, array_like=True):
-    """Upsert of columns and tags for ``keys``; ``segment_id`` None: no column has a byte."""
+    """Upsert of columns and tags for ``keys``; ``segment_id`` None: no column has a byte. A repeated ``request_id`` of a writer changes nothing."""
 
     writer: str
     partition_id: str
@@ -42,6 +43,7 @@ class PutRequest(msgspec.Struct, array_like=True):
     columns: list[ColumnPut]
     segment_id: int | None = None
     tags: list[dict[str, Any]] | None = None
+    request_id: int = 0  # 0: of no writer's count
 
 
 class LocatedColumn(msgspec.Struct, array_like=True):
@@ -75,6 +77,7 @@ class StoreUse(msgspec.Struct):
     capacity_bytes: int = 0
     bytes_allocated: int = 0  # segments that are lent to a writer or hold live rows
     bytes_spare: int = 0  # recycled segments that the next writer gets; inside the capacity
+    bytes_spilled: int = 0  # segments on disk; outside of the capacity
     bytes_live: int = 0
     segments: int = 0
     rejected_writes: int = 0

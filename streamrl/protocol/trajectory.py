@@ -52,7 +52,7 @@ class Trajectory(msgspec.Struct):
     position_ids: list[list[int]] | None = None  # [C][L] of multi-component RoPE; None = text, 0 .. L - 1
 
     def check(self) -> None:
-        """ProtocolError when lengths are not aligned, the prompt or the answer is empty, no token is the model's, or the reward is not finite."""
+        """ProtocolError when lengths are not aligned, the prompt or the answer is empty, no token is the model's, or a number is not finite."""
         size = len(self.response_ids)
         lengths = {"response_mask": len(self.response_mask), "rollout_versions": len(self.rollout_versions)}
         if self.response_logprobs is not None:
@@ -66,6 +66,10 @@ class Trajectory(msgspec.Struct):
             raise ProtocolError(f"a row has a token written by the model, got none in {self.key}; end such a session as failed")
         if self.reward is not None and not math.isfinite(self.reward):
             raise ProtocolError(f"a reward is finite, got {self.reward} in {self.key}; end such a session as failed")
+        if self.response_logprobs is not None and not all(map(math.isfinite, self.response_logprobs)):
+            place = next(i for i, value in enumerate(self.response_logprobs) if not math.isfinite(value))
+            got = f"{self.response_logprobs[place]} at token {place} in {self.key}"
+            raise ProtocolError(f"log-probs of the engine are finite, got {got}; end such a session as failed")
         self._check_positions(len(self.prompt_ids) + size)
 
     def _check_positions(self, tokens: int) -> None:

@@ -3,7 +3,8 @@
     samples/step-000012.bin     keys, tags and all columns of the step's first groups, as the update is about to read them
 
 Guarantees: a reader never sees half a file; at most ``keep`` files stay, the newest; a write that fails is logged once and never stops the
-run; what is read back holds data only (the project's codec, no pickle). A resumed run replaces the files of the steps it does again.
+run; what is read back is what was written (a checksum) and holds data only (the project's codec, no pickle). A resumed run replaces the files
+of the steps it does again.
 Not in a sample: columns that only some of its rows have. Its size is that of the groups: nothing is cut out of a long answer.
 """
 
@@ -24,7 +25,7 @@ from streamrl.protocol.meta import KVBatchMeta
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{6,})\.bin")
 _ASIDE = ".step.aside"  # one name: what a killed writer leaves is overwritten by the next
 
@@ -76,13 +77,13 @@ def first_groups(batch: KVBatchMeta, groups: int) -> KVBatchMeta:
 
 def write_sample(folder: Path, sample: Sample) -> Path:
     """Write the step's file, replacing it in one step; nothing is left behind when that fails."""
-    from streamrl.protocol.codec import encode_parts  # torch is loaded by those who write or read a sample, not by those who list them
+    from streamrl.protocol.dataproto import disk  # torch is loaded by those who write or read a sample, not by those who list them
 
     folder.mkdir(parents=True, exist_ok=True)
     aside, path = folder / _ASIDE, folder / f"step-{sample.step:06d}.bin"
     try:
         with aside.open("wb") as file:
-            file.writelines(encode_parts({"format": FORMAT, **vars(sample)}))
+            disk.write({"format": FORMAT, **vars(sample)}, file)
         os.replace(aside, path)
     except (OSError, StreamrlError):
         aside.unlink(missing_ok=True)
@@ -107,10 +108,10 @@ def sample_paths(folder: Path) -> dict[int, Path]:
 
 def read_sample(path: Path) -> Sample:
     """The sample; FileNotFoundError when the run has replaced it by a newer one, DataError when it can't be read."""
-    from streamrl.protocol.codec import decode
+    from streamrl.protocol.dataproto import disk
 
     try:
-        found = decode(path.read_bytes())
+        found = disk.load(path)
         if found.pop("format") != FORMAT:
             raise ProtocolError(f"a sample has format {FORMAT}, got another")
         return Sample(**found)

@@ -1,4 +1,7 @@
-"""Fakes that ship, for tests of user code too: clocks that need no sleeping, builders of rows, a conversation without a model. The scripted engine is ``streamrl.engines.scripted``."""
+"""Fakes that ship, for tests of user code too: clocks that need no sleeping, builders of rows, a conversation without a model.
+
+The scripted engine is ``streamrl.engines.scripted``.
+"""
 
 from streamrl.testing.clocks import JumpingClock, StepClock
 from streamrl.testing.rows import make_trajectory

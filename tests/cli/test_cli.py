@@ -150,6 +150,7 @@ def fake_actors(monkeypatch, run) -> None:
 def test_launch_claims_the_folder_and_prints_the_summary(status, code, config, tmp_path, monkeypatch, capsys):
     def run(config, folder, *, resume):
         assert resume is None and folder.config.is_file() and folder.root == tmp_path / "r"
+        assert "objective  grpo advantage" in folder.plan.read_text()
         return RunSummary(status=status, steps=2, wall_s=1.0, seed=config.run.seed, engine=config.rollout.engine)
 
     fake_actors(monkeypatch, run)
@@ -170,6 +171,15 @@ def test_a_failed_run_ends_with_one_line_and_its_code(error, code, config, monke
     assert err == ("streamrl: interrupted\n" if code == 130 else f"streamrl: {error}\n")
 
 
+def test_an_error_of_the_system_in_a_launch_keeps_its_traceback_in_the_log(config, monkeypatch, capsys, caplog):
+    def run(config, folder, *, resume):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    fake_actors(monkeypatch, run)
+    assert main(["launch", config, "--run-dir", "r"]) == 1
+    assert capsys.readouterr().err == "streamrl: the run failed: [Errno 32] Broken pipe\n" and "Traceback" in caplog.text
+
+
 def test_status_reads_files_only_and_says_when_the_driver_is_silent(tmp_path, capsys):
     with RunFolder.create(tmp_path / "r", "") as folder:
         assert "no status yet" in describe(folder, 0.0)
@@ -182,6 +192,35 @@ def test_status_reads_files_only_and_says_when_the_driver_is_silent(tmp_path, ca
         assert main(["status", str(folder.root)]) == 0
         assert "run completed" in capsys.readouterr().out
     assert main(["status", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "status", "audit"])
+def test_a_path_that_the_system_refuses_ends_with_one_line(verb, tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (str(tmp_path / ("a" * 300)), str(tmp_path / "loop")):
+        assert main([verb, path]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def command(*words: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "streamrl.cli.main", *words], stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+
+
+def test_a_reader_that_goes_away_ends_a_command_quietly(config):
+    (read, write) = os.pipe()
+    os.close(read)
+    try:
+        ended = command("check", config, stdout=write)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_stdout_is_one_line(config):
+    with open("/dev/full", "w") as full:
+        ended = command("check", config, stdout=full)
+    assert ended.returncode == 2 and ended.stderr.startswith("streamrl: ") and ended.stderr.count("\n") == 1 and "No space left" in ended.stderr
 
 
 def test_options_may_stand_between_a_file_and_its_overrides(tmp_path):

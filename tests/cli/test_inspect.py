@@ -1,6 +1,7 @@
 """``streamrl inspect``: what a person reads of data, a run and a trajectory; every rule of the row's way broken once, named with its key."""
 
 import asyncio
+import contextlib
 import io
 import json
 import re
@@ -229,8 +230,9 @@ def test_a_run_without_samples_and_a_damaged_sample_end_with_one_line(run, tmp_p
     folder = RunFolder(shutil.copytree(run.root, tmp_path / "copy"))
     path = sample_paths(folder.samples)[4]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="damaged"):
         find_sample(folder, None, None)
+    assert main(["inspect", str(folder.root)]) == 2 and capsys.readouterr().err.count("\n") == 1
     shutil.rmtree(folder.samples)
     assert main(["inspect", str(folder.root)]) == 2
     assert "telemetry.sample_groups is above 0, got none" in capsys.readouterr().err
@@ -295,6 +297,24 @@ def test_text_of_a_model_cannot_steer_the_terminal_and_pipes_are_not_wrapped():
     assert out.getvalue().count("\n") == 1 and "[bold]:smile:" in out.getvalue()
 
 
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_page_without_a_reader_is_left_to_the_command_line():
+    with pytest.raises(BrokenPipeError):
+        Page(file=Closed()).line("text")
+
+
+def test_text_that_the_terminal_lacks_is_escaped(tmp_path):
+    path = write_rows(tmp_path / "data.jsonl", {**ROW, "prompt": [{"role": "user", "content": "\u00e9"}]})
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(out):
+        assert main(["inspect", str(path), "--row", "0"]) == 0
+    assert "-- user\n\\xe9\n" in out.buffer.getvalue().decode()
+
+
 def test_without_the_model_ids_are_shown(run, sample, tmp_path, capsys):
     folder = RunFolder(shutil.copytree(run.root, tmp_path / "copy"))
     folder.config.write_text(re.sub(r"(?m)^  (path|tokenizer_path): .*assets/tiny/model.*$", rf"  \1: {tmp_path}/gone", folder.config.read_text()))
@@ -338,7 +358,7 @@ def test_a_configuration_is_looked_at_with_its_own_names(tmp_path, capsys):
 def test_a_bad_row_is_the_error_of_the_start(tmp_path, capsys):
     path = write_rows(tmp_path / "data.jsonl", ROW, {**ROW, "prompt": []})
     assert main(["inspect", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"streamrl: {path}, row 1: field 'prompt' is a non-empty list of")
+    assert capsys.readouterr().err.startswith(f"streamrl: {path}, row 1 (counting from 0), line 2: field 'prompt' is a non-empty list of")
 
 
 def test_media_are_counted_and_a_row_in_full_counts_its_placeholders(tmp_path, capsys):
@@ -349,9 +369,21 @@ def test_media_are_counted_and_a_row_in_full_counts_its_placeholders(tmp_path, c
     assert "-- user\n<image> or <image>?\\x1b[2J\n-- image placeholders\n2 for 2 values of images\n" in out
     write_rows(path, {**media, "images": ["a.png"]})
     assert main(["inspect", str(path)]) == 2
-    assert "row 0: field 'prompt' has one <image> for every value of field 'images', got 2 and 1" in capsys.readouterr().err
+    assert "row 0 (counting from 0), line 1: field 'prompt' has one <image> for every value of field 'images', got 2 and 1" in capsys.readouterr().err
 
 
-def test_rows_that_do_not_collate_are_named(tmp_path, capsys):
-    code, out = inspected(capsys, write_rows(tmp_path / "data.jsonl", ROW, {**ROW, "level": 3}))
-    assert code == 1 and "row 1: rows of a batch have the same columns, got level only" in out
+def test_a_column_that_some_rows_lack_is_null_in_them(tmp_path, capsys):
+    code, out = inspected(capsys, write_rows(tmp_path / "data.jsonl", ROW, {**ROW, "level": 3}), "--row", "0")
+    assert code == 0 and re.search(r"level: +object rows=2 of ", out) and out.endswith("-- level\nNone\n")
+
+
+def test_a_row_that_cannot_travel_is_the_error_of_the_start(tmp_path, capsys):
+    for bad, said in (({"note": "x\ud800"}, "field 'note' is text of whole characters"), ({"uid": "mine"}, "field 'uid' is written by the run")):
+        assert main(["inspect", str(write_rows(tmp_path / "data.jsonl", ROW, {**ROW, **bad}))]) == 2
+        err = capsys.readouterr().err
+        assert f"row 1 (counting from 0), line 2: {said}" in err and err.count("\n") == 1
+
+
+def test_a_target_that_is_not_there_is_called_so(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path / "nope")]) == 2
+    assert f"a data file, a configuration or a run folder, got {tmp_path}/nope, where there is none" in capsys.readouterr().err

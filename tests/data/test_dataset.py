@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamrl.config.data import DataConfig
 from streamrl.data import PromptLoader, RLHFDataset, collate_fn
 from streamrl.data.order import epoch_order, prompt_order
-from streamrl.errors import DataError, ProtocolError
+from streamrl.errors import CheckpointError, ConfigError, DataError, ProtocolError
 from tests.data.worlds import row, write_jsonl
 
 
@@ -175,6 +175,41 @@ def test_resume_in_the_second_epoch_keeps_its_permutation(dataset):
     assert sorted(seen) == list(range(10)) and rest == whole[8:]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch_size": 5}, "batch_size: saved 4, now 5"),
+        ({"seed": 4}, "seed: saved 3, now 4"),
+        ({"weights": [2, 1]}, r"weights: saved \[1, 2\], now \[2, 1\]"),
+        ({"shuffle": False}, "shuffle: saved True, now False"),
+        ({"drop_last": False}, "drop_last: saved True, now False"),
+    ],
+)
+def test_a_place_is_restored_only_onto_a_loader_of_the_same_order_and_batches(mixed, change, said):
+    state = loader_of(mixed, weights=[1, 2]).state_dict()
+    with pytest.raises(CheckpointError, match=said):
+        loader_of(mixed, **{"weights": [1, 2], **change}).load_state_dict(state)
+
+
+def test_other_rows_of_equal_number_are_no_home_for_a_place(tmp_path):
+    datasets = [RLHFDataset(write_jsonl(tmp_path / f"{i}.jsonl", [row(i + j) for j in range(8)]), DataConfig()) for i in range(2)]
+    with pytest.raises(CheckpointError, match="fingerprint: saved"):
+        loader_of(datasets[1]).load_state_dict(loader_of(datasets[0]).state_dict())
+    assert datasets[0].fingerprint == pickle.loads(pickle.dumps(datasets[0])).fingerprint
+
+
+@pytest.mark.parametrize("change", [{"batches": -1}, {"batches": 2}, {"epoch": -1}, {"epoch": None}, {"epoch": True}, {"batches": 0.5}])
+def test_a_place_outside_of_the_data_is_refused(dataset, change):
+    with pytest.raises(CheckpointError, match="a data cursor has an epoch of at least 0 and batches of 0 to 1"):
+        loader_of(dataset).load_state_dict(loader_of(dataset).state_dict() | change)
+
+
+@pytest.mark.parametrize("state", [{"x": 1}, {"epoch": 0, "batches": 0}, [], None])
+def test_what_is_no_place_is_a_checkpoint_error(dataset, state):
+    with pytest.raises(CheckpointError):
+        loader_of(dataset).load_state_dict(state)
+
+
 def test_a_mixed_loader_follows_the_mixed_order(mixed):
     loader = loader_of(mixed, batch_size=1, weights=[1, 3])
     for epoch in range(3):
@@ -182,6 +217,9 @@ def test_a_mixed_loader_follows_the_mixed_order(mixed):
 
 
 def test_a_mixture_that_cannot_be_kept_is_refused(mixed):
+    for weights in ([-1, 2], [0, 0], [float("nan"), 1], [1, float("inf")], ["1", 1]):
+        with pytest.raises(DataError, match=r"weights are finite and above 0, got \["):
+            loader_of(mixed, weights=weights)
     for weights, said in (([1], "1 for 2 files"), ([1, 1000], r"none for train_files\[0\]")):
         with pytest.raises(DataError, match=said):
             loader_of(mixed, weights=weights)
@@ -206,6 +244,18 @@ def test_max_samples_is_a_seeded_choice_over_all_files(mixed, tmp_path):
 def test_validation_loader_drops_nothing(dataset):
     sizes = [len(batch["index"]) for batch in loader_of(dataset, shuffle=False, drop_last=False)]
     assert sizes == [4, 4, 2]
+
+
+def test_measuring_prompts_needs_a_tokenizer(tmp_path):
+    with pytest.raises(ConfigError, match=r"\$\.data\.filter_overlong_prompts: measuring prompts needs a tokenizer, got none"):
+        RLHFDataset(write_jsonl(tmp_path / "t.jsonl", [row(0)]), DataConfig(filter_overlong_prompts=True))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0, True, None])
+def test_a_batch_has_a_whole_number_of_rows(dataset, batch_size):
+    for drop_last in (True, False):
+        with pytest.raises(ValueError, match="a batch has at least one row, got batch_size="):
+            loader_of(dataset, batch_size=batch_size, drop_last=drop_last)
 
 
 def test_a_batch_larger_than_the_data_is_refused(dataset):

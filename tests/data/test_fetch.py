@@ -1,8 +1,11 @@
 """Local files stay where they are; remote ones are copied whole, once, and again when they have changed."""
 
+import errno
 import multiprocessing
 import os
 import pickle
+import signal
+import time
 
 import fsspec
 import pytest
@@ -132,3 +135,59 @@ def test_urls_survive_resolving_and_local_paths_become_absolute(tmp_path, monkey
     data = resolve(load([], ["model.path=m", f"data.train_files={files}", "data.cache_dir=here"])).data
     assert data.train_files == ["s3://bucket/a.parquet", "simplecache::https://host/b.json", str(tmp_path / "b.jsonl"), "/c.jsonl"]
     assert data.cache_dir == str(tmp_path / "here")
+
+
+def write_and_wait(folder, cache, started):
+    class Endless(FolderRemote):
+        def get_file(self, rpath, lpath, **kwargs):
+            with open(lpath, "wb") as file:
+                file.write(b"half")
+            started.set()
+            time.sleep(600)
+
+    FolderRemote.root = folder
+    fsspec.register_implementation("folder", Endless, clobber=True)
+    copy_to_local("folder://a.jsonl", cache)
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(remote, cache):
+    (remote / "a.jsonl").write_text("whole")
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    writer = context.Process(target=write_and_wait, args=(str(remote), cache, started))
+    writer.start()
+    assert started.wait(60)
+    (part,) = os.listdir(cache)
+    copy_to_local("folder://a.jsonl", cache)
+    assert part in os.listdir(cache)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join(60)
+    (remote / "b.jsonl").write_text("other")
+    copy_to_local("folder://b.jsonl", cache)
+    assert len(os.listdir(cache)) == 2 and part not in os.listdir(cache)
+
+
+def test_copies_have_the_mode_of_other_files(remote, cache):
+    (remote / "a.jsonl").write_text("x")
+    (remote / "plain").write_text("x")
+    assert os.stat(copy_to_local("folder://a.jsonl", cache)).st_mode == os.stat(remote / "plain").st_mode
+
+
+class FullCache(FolderRemote):
+    """The disk fills while copying."""
+
+    def get_file(self, rpath, lpath, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", lpath)
+
+
+def test_errors_of_the_cache_name_it_and_do_not_blame_the_source(remote, cache, tmp_path):
+    (remote / "a.jsonl").write_text("x")
+    (tmp_path / "file").write_text("no folder")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(DataError, match=r"data\.cache_dir takes copies.*got (File exists|Not a directory) in") as error:
+            copy_to_local("folder://a.jsonl", str(place))
+        assert not isinstance(error.value, MissingFile)
+    fsspec.register_implementation("folder", FullCache, clobber=True)
+    with pytest.raises(DataError, match=r"data\.cache_dir takes copies of remote files, got No space left on device"):
+        copy_to_local("folder://a.jsonl", cache)
+    assert os.listdir(cache) == []

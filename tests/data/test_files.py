@@ -99,7 +99,7 @@ def test_a_damaged_file_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match=r"t\.parquet"):
         read_rows(str(tmp_path / "t.parquet"), DataConfig())
     (tmp_path / "t.jsonl").write_text('{"a": 1}\n{"a": ')
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match=r"row 1 \(counting from 0\), line 2"):
         read_rows(str(tmp_path / "t.jsonl"), DataConfig())
 
 
@@ -116,13 +116,13 @@ def test_a_row_without_prompt_lists_its_keys(tmp_path):
 
 @pytest.mark.parametrize("prompt", [[], [{"role": "user"}], ["2+2?"], [{"role": None, "content": "x"}], [{"role": "user", "content": ["x"]}]])
 def test_a_prompt_that_is_no_list_of_messages_is_refused(tmp_path, prompt):
-    assert "row 1: field" in refusal(tmp_path, [row(0), row(1, prompt=prompt)])
+    assert "row 1 (counting from 0), line 2: field" in refusal(tmp_path, [row(0), row(1, prompt=prompt)])
 
 
 @pytest.mark.parametrize("prompt", ["2+2?", "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", {"role": "user", "content": "2+2?"}])
 def test_text_is_refused_as_a_wrong_type_and_never_templated(tmp_path, prompt):
     path = write_jsonl(tmp_path / "t.jsonl", [row(0), row(1, prompt=prompt, images=["a.png"])])
-    with pytest.raises(TypeError, match=r"t\.jsonl, row 1: field 'prompt' is a list of") as error:
+    with pytest.raises(TypeError, match=r"t\.jsonl, row 1 \(counting from 0\), line 2: field 'prompt' is a list of") as error:
         check_files(DataConfig(train_files=path))
     assert isinstance(error.value, DataError)
 
@@ -138,7 +138,7 @@ def test_text_is_refused_as_a_wrong_type_and_never_templated(tmp_path, prompt):
     ],
 )
 def test_extra_info_of_a_wrong_shape_is_refused(tmp_path, extra, said):
-    assert f"row 1: field {said}" in refusal(tmp_path, [row(0), row(1, extra_info=extra)])
+    assert f"row 1 (counting from 0), line 2: field {said}" in refusal(tmp_path, [row(0), row(1, extra_info=extra)])
 
 
 def save_json(rows, path):
@@ -161,8 +161,9 @@ def test_one_bad_row_in_ten_thousand_is_named_with_file_row_field_and_rule(tmp_p
     path = tmp_path / f"t.{request.node.callspec.id}"
     rows = [row(i) for i in range(10_000)]
     for number, (columns, said) in enumerate(BAD_ROWS, start=9_000):
+        line = f", line {number + 1}" if path.suffix == ".jsonl" else ""
         save([*rows[:number], row(number, **columns), *rows[number + 1 :]], path)
-        with pytest.raises(DataError, match=rf"t\.{path.suffix[1:]}, row {number}: {said}"):
+        with pytest.raises(DataError, match=rf"t\.{path.suffix[1:]}, row {number} \(counting from 0\){line}: {said}"):
             check_files(DataConfig(train_files=str(path)))
 
 
@@ -181,7 +182,7 @@ def test_the_file_of_tools_is_read_before_anything_starts(tmp_path):
 
 
 def test_a_null_a_source_that_is_no_text_and_an_agent_that_is_no_name_are_shown(tmp_path):
-    assert "row 0: field 'prompt'" in (message := refusal(tmp_path, [row(0, prompt=None)])) and "got null" in message
+    assert "row 0 (counting from 0), line 1: field 'prompt'" in (message := refusal(tmp_path, [row(0, prompt=None)])) and "got null" in message
     assert "names the scorer in text, got 3" in refusal(tmp_path, [row(0, data_source=3)])
     assert "'agent_name' is the name of an agent loop, got ['a']" in refusal(tmp_path, [row(0, agent_name=["a"])])
 

@@ -40,6 +40,10 @@ def test_bare_parts_are_places_too_and_filled_parts_are_left_alone():
     assert content(row(prompt=[{"role": "user", "content": parts}], images=["1.png"])) == [{"type": "image", "image": "1.png"}, *parts[1:]]
 
 
+def test_a_value_cannot_change_the_kind_of_its_part():
+    assert content(asking("<image>", images=[{"bytes": b"1", "type": "evil"}])) == [{"type": "image", "bytes": b"1"}]
+
+
 def test_a_row_without_the_column_keeps_the_word_as_text():
     for columns in ({}, {"videos": None}, {"images": []}):
         assert content(asking("what does <video> mean in HTML?", **columns)) == "what does <video> mean in HTML?"
@@ -54,14 +58,15 @@ def test_the_columns_are_named_by_the_configuration():
 @pytest.mark.parametrize(("text", "images"), [("<image>", []), ("<image><image>", ["a"]), ("no place", ["a"]), ("<image>", ["a", "b"])])
 def test_counts_that_differ_are_refused_with_file_row_field_and_both_counts(tmp_path, text, images):
     path = write_jsonl(tmp_path / "t.jsonl", [row(0), asking(text, images=images)])
-    with pytest.raises(ProtocolError, match=rf"t\.jsonl, row 1: .*'images', got {text.count('<image>')} and {len(images)}") as error:
+    got = f"'images', got {text.count('<image>')} and {len(images)}"
+    with pytest.raises(ProtocolError, match=rf"t\.jsonl, row 1 \(counting from 0\), line 2: .*{got}") as error:
         RLHFDataset(path, DataConfig())
     assert isinstance(error.value, DataError)
 
 
 @pytest.mark.parametrize("images", ["a.png", [1], [None], [""], [[]]])
 def test_values_that_are_no_media_are_refused(tmp_path, images):
-    with pytest.raises(DataError, match=r"row 0: field 'images'"):
+    with pytest.raises(DataError, match=r"row 0 \(.*, line 1: field 'images'"):
         RLHFDataset(write_jsonl(tmp_path / "t.jsonl", [asking("<image>", images=images)]), DataConfig())
 
 
@@ -92,7 +97,7 @@ def test_rows_with_images_pass_dataset_collate_and_wire_beside_text_rows(tmp_pat
 @pytest.mark.parametrize("where", ["train_files", "val_files"])
 def test_a_run_whose_rows_have_media_is_refused_before_it_starts(tmp_path, bad, where):
     good, media = write_jsonl(tmp_path / "good.jsonl", [row()]), write_jsonl(tmp_path / "media.jsonl", [row(), row(), bad])
-    with pytest.raises(DataError, match=r"media\.jsonl, row 2: generation on images.* is not supported yet"):
+    with pytest.raises(DataError, match=r"media\.jsonl, row 2 \(counting from 0\), line 3: generation on images.* is not supported yet"):
         check_files(DataConfig(**{"train_files": good, where: media}))
 
 

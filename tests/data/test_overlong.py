@@ -50,7 +50,7 @@ def test_a_row_that_selects_fewer_tools_may_be_longer(tmp_path, tools):
 
 def test_an_unknown_selected_tool_is_refused_with_file_and_row(tmp_path, tools):
     path = write_jsonl(tmp_path / "t.jsonl", [row(), row(extra_info={"tool_selection": ["add", "fly"]})])
-    with pytest.raises(DataError, match=r"t\.jsonl, row 1: field 'extra_info\.tool_selection' .*add, time, weather.*fly"):
+    with pytest.raises(DataError, match=r"t\.jsonl, row 1 \(counting from 0\), line 2: field 'extra_info\.tool_selection' .*add, time, weather.*fly"):
         check_files(DataConfig(train_files=path, tool_config_path=tools))
 
 

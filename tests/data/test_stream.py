@@ -160,6 +160,20 @@ def test_a_cursor_of_other_data_is_refused(files):
         asyncio.run(stream_of(files[10]).restore(state))
 
 
+def test_a_cursor_of_other_rows_of_equal_number_is_refused(files, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(open(files[12]).read().replace('"11"', '"eleven"'))
+    with pytest.raises(CheckpointError, match="fingerprint: saved"):
+        asyncio.run(stream_of(str(other)).restore(asyncio.run(stream_of(files[12]).state())))
+
+
+@pytest.mark.parametrize("change", [{"position": -1}, {"position": 13}, {"epoch": None}, {"epoch": -1}])
+def test_a_cursor_outside_of_the_data_is_refused(files, change):
+    stream = stream_of(files[12])
+    with pytest.raises(CheckpointError, match="position of 0 to 12"):
+        asyncio.run(stream.restore(asyncio.run(stream.state()) | change))
+
+
 def test_rows_survive_msgpack_and_carry_what_agent_loops_need(files):
     (prompt,) = take(stream_of(files[5], shuffle=False), 1)
     row = msgspec.msgpack.decode(msgspec.msgpack.encode(prompt.row))

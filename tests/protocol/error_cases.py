@@ -100,6 +100,7 @@ TENSORDICTS = [
     Case("nested_from_list other axes", lambda: T.nested_from_list([torch.ones(2, 1), torch.ones(3, 1)])),
     Case("nested_from_list nested", lambda: T.nested_from_list([jagged([1])])),
     Case("nested_from_list axis", lambda: T.nested_from_list([torch.ones(2)], 1)),
+    Case("nested_from_list lists", lambda: T.nested_from_list([[1, 2]]), (TypeError,)),  # type: ignore[list-item]
     Case("concat_nested empty", lambda: T.concat_nested([])),
     Case("concat_nested dense", lambda: T.concat_nested([torch.ones(2, 2)])),
     Case("concat_nested strided", lambda: T.concat_nested([strided()])),
@@ -119,6 +120,7 @@ TENSORDICTS = [
     Case("union values", lambda: T.union(td(x=[1]), td(x=[2]))),
     Case("union nan", lambda: T.union(td(x=torch.tensor([float("nan")])), td(x=torch.tensor([float("nan")])))),
     Case("make_iterator size", lambda: T.make_iterator(batch([1] * 3), 2, 1)),
+    Case("make_iterator batch_size", lambda: T.make_iterator(batch([1] * 2), 2, 1, dataloader_kwargs={"batch_size": 1})),
     Case("make_iterator kwargs", lambda: T.make_iterator(batch([1] * 2), 2, 1, dataloader_kwargs=["shuffle"]), (TypeError,)),  # type: ignore[arg-type]
     Case("pad_to_divisor", lambda: T.pad_to_divisor(batch([1]), 0)),
     Case("unpad", lambda: T.unpad(batch([1]), 2)),
@@ -174,10 +176,15 @@ DATAPROTO = [
     Case("rename lengths", lambda: data().rename(["x"], ["y", "z"])),
     Case("rename missing", lambda: data().rename("q", "y"), (KeyError,)),
     Case("rename collision", lambda: data().rename("x", "w")),
+    Case("rename collision with an array", lambda: data().rename("x", "uid")),
+    Case("from_dict one name twice", lambda: DataProto.from_dict({"x": torch.ones(3)}, {"x": [1, 2, 3]})),
+    Case("union array of a tensor's name", lambda: data().union(DataProto.from_dict(non_tensors={"x": [1, 2, 3]}))),
+    Case("union tensor of an array's name", lambda: data().union(DataProto.from_dict({"uid": torch.ones(3)}))),
     Case("union sizes", lambda: data().union(data(2))),
     Case("union tensors", lambda: data().union(DataProto.from_dict({"x": torch.ones(3)}))),
     Case("union arrays", lambda: data().union(DataProto.from_dict(non_tensors={"uid": ["a", "b", "c"]}))),
     Case("union meta", lambda: data().union(DataProto(meta_info={"step": 2}))),
+    Case("concat metrics", lambda: DataProto.concat([DataProto(meta_info={"metrics": 5})]), (TypeError,)),
     Case("concat empty", lambda: DataProto.concat([])),
     Case("concat keys", lambda: DataProto.concat([data(), data().select(["x"])])),
     Case("concat non-tensor keys", lambda: DataProto.concat([data(), data().select(non_tensor_batch_keys=[])])),
@@ -196,10 +203,15 @@ DATAPROTO = [
     Case("reorder 2-D", lambda: data().reorder(torch.zeros(1, 3, dtype=torch.int64))),
     Case("reorder floats", lambda: data().reorder(torch.zeros(3)), (TypeError,)),
     Case("repeat", lambda: data().repeat(0)),
+    Case("repeat half", lambda: data().repeat(1.5), (TypeError,)),  # type: ignore[arg-type]
+    Case("chunk half", lambda: data().chunk(1.5), (TypeError,)),  # type: ignore[arg-type]
+    Case("split half", lambda: data().split(1.5), (TypeError,)),  # type: ignore[arg-type]
+    Case("unfold half", lambda: data().unfold_column_chunks(1.5), (TypeError,)),  # type: ignore[arg-type]
     Case("sample_level_repeat length", lambda: data().sample_level_repeat([1])),
     Case("sample_level_repeat negative", lambda: data().sample_level_repeat([1, -1, 1])),
     Case("sample_level_repeat type", lambda: data().sample_level_repeat("111")),
     Case("make_iterator size", lambda: data().make_iterator(2, 1)),
+    Case("make_iterator batch_size", lambda: T.make_iterator(batch([1] * 2), 2, 1, dataloader_kwargs={"batch_size": 1})),
     Case("make_iterator kwargs", lambda: data().make_iterator(3, 1, dataloader_kwargs=[1]), (TypeError,)),  # type: ignore[arg-type]
     Case("padding of nothing", lambda: DataProto().padding(1)),
     Case("padding negative", lambda: data().padding(-1)),
@@ -223,13 +235,19 @@ METAS = [
     Case("construct fields twice", lambda: meta(fields=["x", "x"])),
     Case("construct tag value", lambda: KVBatchMeta("train", ["A_0_0"], [{"x": [1]}])),
     Case("construct tag", lambda: KVBatchMeta("train", ["A_0_0"], [[1]]), (TypeError,)),  # type: ignore[list-item]
+    Case("construct one name for keys", lambda: KVBatchMeta("t", "ab", [{}, {}]), (TypeError,)),  # type: ignore[arg-type]
+    Case("construct one name for fields", lambda: meta(fields="ab"), (TypeError,)),
+    Case("with_fields one name", lambda: meta().with_fields("ab"), (TypeError,)),
+    Case("select_keys one name", lambda: meta().select_keys("A_0_0"), (TypeError,)),
     Case("select_keys twice", lambda: meta().select_keys(["A_0_0", "A_0_0"])),
     Case("select_keys unknown", lambda: meta().select_keys(["B_0_0"]), (RuntimeError, KeyError)),
     Case("reorder length", lambda: meta().reorder([0])),
     Case("reorder twice", lambda: meta().reorder([0, 0, 1])),
     Case("reorder range", lambda: meta().reorder([0, 1, 3]), (IndexError,)),
+    Case("reorder mask", lambda: meta(2).reorder([True, False]), (TypeError,)),
     Case("reorder floats", lambda: meta().reorder([0.0, 1.0, 2.0]), (TypeError,)),  # type: ignore[list-item]
     Case("chunk", lambda: meta().chunk(0)),
+    Case("chunk half", lambda: meta().chunk(1.5), (TypeError,)),  # type: ignore[arg-type]
     Case("concat partition", lambda: KVBatchMeta.concat([meta(), KVBatchMeta("val", ["B_0_0"], [{}])])),
     Case("concat fields", lambda: KVBatchMeta.concat([meta(fields=["x"]), meta(first=3, fields=["y"])])),
     Case("concat extra_info", lambda: KVBatchMeta.concat([meta(extra_info={"a": np.ones(2)}), meta(first=3, extra_info={"a": np.zeros(2)})])),

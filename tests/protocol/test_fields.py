@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamrl.errors import ProtocolError
 from streamrl.protocol import tensors as T
 from streamrl.protocol.fields import TRAJECTORY_FIELDS, trajectory_columns, trajectory_tag
 from streamrl.testing.rows import make_trajectory
@@ -41,6 +42,12 @@ def test_the_outcome_reward_sits_on_the_last_token_the_model_wrote():
 def test_log_probs_and_scores_are_absent_when_no_row_has_them():
     columns = trajectory_columns([make_trajectory(response_logprobs=None, reward=None)] * 2)
     assert "rollout_log_probs" not in columns and "rm_scores" not in columns
+
+
+@pytest.mark.parametrize("changes", [{"reward": float("nan")}, {"response_logprobs": [-0.1, float("inf")]}])
+def test_a_number_that_is_not_finite_is_refused_with_its_key(changes):
+    with pytest.raises(ProtocolError, match=r"finite, got .* in b_0_0"):
+        trajectory_columns([make_trajectory("a"), make_trajectory("b", **changes)])
 
 
 def test_dataset_and_loop_columns_pass_through_and_never_replace_a_token_column():

@@ -81,6 +81,16 @@ def test_a_full_disk_stops_nothing(tmp_path, caplog):
     assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
 
 
+def test_any_flipped_bit_is_noticed(tmp_path):
+    SampleWriter(tmp_path, groups=1, keep=1).write(batch(2), read)
+    path = sample_paths(tmp_path)[2]
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DataError, match="a sample of a step must be readable"):
+            read_sample(path)
+
+
 def test_other_files_are_left_alone_and_a_foreign_sample_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     SampleWriter(tmp_path, groups=1, keep=1).write(batch(2), read)

@@ -32,12 +32,13 @@ class ColumnBatch:
         self.check_consistency()
 
     def check_consistency(self) -> None:
-        """ProtocolError unless there is one batch dimension and every array has one entry per row."""
+        """ProtocolError unless there is one batch dimension, every name is used once and every array has one entry per row."""
         if not isinstance(self.batch, TensorDictBase | None) or not isinstance(self.non_tensor_batch, dict) or not isinstance(self.meta_info, dict):
             kinds = [type(part).__name__ for part in (self.batch, self.non_tensor_batch, self.meta_info)]
             raise WrongType(f"a DataProto holds a TensorDict or None, a dict of arrays and a dict, got {kinds}; use from_dict")
         if self.batch is not None and len(self.batch.batch_size) != 1:
             raise ProtocolError(f"a DataProto has one batch dimension, got batch_size {tuple(self.batch.batch_size)}; fold the others into the columns")
+        self._check_names(set() if self.batch is None else set(map(str, self.batch.keys())), set(self.non_tensor_batch))
         first = "batch" if self.batch is not None else next(iter(self.non_tensor_batch), "")
         for name, array in self.non_tensor_batch.items():
             if not isinstance(array, np.ndarray) or array.ndim == 0:
@@ -96,6 +97,7 @@ class ColumnBatch:
         renamed = [mapping.get(name, name) for name in tensors]
         if len(mapping) != len(new) or len(set(renamed)) != len(renamed):
             raise ProtocolError(f"column names are distinct, got {old} to {new} in a batch with {sorted(tensors)}; choose other names")
+        self._check_names(set(renamed), set(self.non_tensor_batch))
         if mapping:
             self.batch = cols.build(dict(zip(renamed, tensors.values(), strict=True)), len(self))
         return self
@@ -104,6 +106,7 @@ class ColumnBatch:
         """Add the columns of ``other`` to the same rows, in place. What both have must be equal; on an error nothing changes."""
         if self._has_rows() and other._has_rows() and len(self) != len(other):
             raise ProtocolError(f"union joins columns of the same rows, got {len(self)} and {len(other)} rows; use concat to add rows")
+        self._check_names({*self._tensors(), *other._tensors()}, {*self.non_tensor_batch, *other.non_tensor_batch})
         check_same("non_tensor_batch", self.non_tensor_batch, other.non_tensor_batch)
         check_same("meta_info", self.meta_info, other.meta_info)
         if self.batch is None:
@@ -122,6 +125,11 @@ class ColumnBatch:
 
     def _tensors(self) -> dict[str, Any]:
         return {} if self.batch is None else cols.columns_of(self.batch)
+
+    @staticmethod
+    def _check_names(tensors: set[str], arrays: set[str]) -> None:
+        if both := sorted(tensors & arrays):
+            raise ProtocolError(f"a column is in batch or in non_tensor_batch, got both for {both}; rename one of them")
 
     def _has_rows(self) -> bool:
         return self.batch is not None or bool(self.non_tensor_batch)

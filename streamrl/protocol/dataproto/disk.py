@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from streamrl.errors import ProtocolError
 from streamrl.protocol import codec
@@ -19,13 +19,10 @@ _CHECKSUM = struct.Struct("<I")
 
 def save(value: Any, path: Path) -> None:
     """Write ``value`` aside and rename it to ``path``."""
-    aside, checksum = Path(f"{path}.{os.getpid()}.tmp"), 0
+    aside = Path(f"{path}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as file:
-            for part in codec.encode_parts(value):
-                checksum = zlib.crc32(part, checksum)
-                file.write(part)
-            file.write(_CHECKSUM.pack(checksum))
+            write(value, file)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
@@ -33,8 +30,17 @@ def save(value: Any, path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
+def write(value: Any, file: BinaryIO) -> None:
+    """``value`` and its checksum."""
+    checksum = 0
+    for part in codec.encode_parts(value):
+        checksum = zlib.crc32(part, checksum)
+        file.write(part)
+    file.write(_CHECKSUM.pack(checksum))
+
+
 def load(path: Path) -> Any:
-    """What :func:`save` wrote; ProtocolError names a file that is damaged or was written by something else."""
+    """What :func:`save` or :func:`write` wrote; ProtocolError names a file that is damaged or was written by something else."""
     raw = memoryview(path.read_bytes())
     body, tail = raw[: -_CHECKSUM.size], raw[-_CHECKSUM.size :]
     if len(raw) < _CHECKSUM.size or zlib.crc32(body) != _CHECKSUM.unpack(tail)[0]:

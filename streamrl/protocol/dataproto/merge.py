@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.errors import DtypeClash, ProtocolError
+from streamrl.errors import DtypeClash, ProtocolError, WrongType
 from streamrl.protocol.equality import deep_equal
 
 
@@ -38,6 +38,7 @@ def merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for meta in metas:
         for name, value in meta.items():
             if name == "metrics":
+                _check_metrics(value)
                 metrics += [] if value is None else value if isinstance(value, list) else [value]
             elif name in merged and not deep_equal(merged[name], value):
                 raise ProtocolError(f"meta_info agrees in all parts of a concat, got {merged[name]!r} and {value!r} for {name!r}; rename or drop the key")
@@ -46,6 +47,11 @@ def merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if metrics:
         merged["metrics"] = dict_of_lists(metrics)
     return merged
+
+
+def _check_metrics(value: Any) -> None:
+    if not all(isinstance(one, Mapping) for one in (value if isinstance(value, list) else [value] if value is not None else [])):
+        raise WrongType(f"metrics of a batch are a dict or a list of dicts, got {value!r:.80}; keep other values under another name")
 
 
 def dict_of_lists(dicts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from streamrl.errors import ProtocolError, RowOutOfRange, WrongType
 from streamrl.protocol.dataproto.columns import ColumnBatch, picked
 from streamrl.protocol.dataproto.merge import check_one_key_set, concat_arrays, merged_meta
-from streamrl.protocol.meta import check_permutation, even_parts
+from streamrl.protocol.meta import check_int, check_permutation, even_parts
 from streamrl.protocol.tensors import columns as cols
 from streamrl.protocol.tensors import rows as moves
 
@@ -86,7 +86,7 @@ class RowBatch(ColumnBatch):
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """[A, B] gives A A B B, without ``interleave`` A B A B."""
-        if repeat_times < 1:
+        if check_int("repeat", repeat_times) < 1:
             raise ProtocolError(f"repeat takes a number of at least 1, got {repeat_times}; use select_idxs to drop rows")
         rows = torch.arange(len(self))
         return self._rows(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times), dict(self.meta_info))
@@ -102,13 +102,13 @@ class RowBatch(ColumnBatch):
 
     def chunk(self, chunks: int) -> list[Self]:
         """Exactly ``chunks`` parts on the same memory: equal ones, or with padding enabled ones that differ by one row, earlier ones bigger."""
-        if chunks < 1 or (len(self) % chunks and not self.is_padding_enabled()):
+        if check_int("chunk", chunks) < 1 or (len(self) % chunks and not self.is_padding_enabled()):
             raise ProtocolError(f"chunk makes equal parts, got {len(self)} rows for {chunks} parts; pad with pad_dataproto_to_divisor or enable auto_padding")
         return [self.slice(part.start, part.stop) for part in even_parts(len(self), chunks)]
 
     def split(self, split_size: int) -> list[Self]:
         """Parts of ``split_size`` rows on the same memory; the last may be shorter."""
-        if split_size < 1:
+        if check_int("split", split_size) < 1:
             raise ProtocolError(f"split takes a size of at least 1, got {split_size}; pass the number of rows of a part")
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
@@ -147,7 +147,7 @@ class RowBatch(ColumnBatch):
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> Self:
         """Columns ``split_keys`` [B, C, ...] become [B * n_split, C / n_split, ...]; every other column repeats its rows ``n_split`` times."""
-        if n_split < 1:
+        if check_int("unfold_column_chunks", n_split) < 1:
             raise ProtocolError(f"unfold_column_chunks takes a number of at least 1, got {n_split}; pass the number of chunks")
         split = list(split_keys or [])
         known: dict[str, Any] = {**self._tensors(), **self.non_tensor_batch}

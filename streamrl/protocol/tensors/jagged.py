@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamrl.errors import DtypeClash, ProtocolError
+from streamrl.errors import DtypeClash, ProtocolError, WrongType
 
 
 def check_jagged(x: Tensor, name: str) -> Tensor:
@@ -122,6 +122,9 @@ def join_rows(name: str, tensors: Sequence[Tensor], ragged_dim: int) -> Tensor:
     """:func:`nested_from_list` for a column whose name goes into the errors."""
     if not tensors:
         raise ProtocolError(f"{name} is built from at least one row, got none; skip the column when the batch is empty")
+    strange = [type(row).__name__ for row in tensors if not isinstance(row, Tensor)]
+    if strange:
+        raise WrongType(f"rows of {name} are tensors, got {strange[0]}; convert them with torch.tensor")
     first = tensors[0]
     if first.dim() == 0 or not -first.dim() <= ragged_dim < first.dim():
         raise ProtocolError(

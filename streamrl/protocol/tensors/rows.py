@@ -193,6 +193,9 @@ def iterate_rows(
         raise ProtocolError(f"mini-batches have one size, got {rows} rows for mini_batch_size={size}; choose a divisor or pad the batch")
     if dataloader_kwargs is not None and not isinstance(dataloader_kwargs, dict):
         raise WrongType(f"dataloader_kwargs is a dict, got {type(dataloader_kwargs).__name__}; pass for example {{'shuffle': True}}")
+    own = sorted({"dataset", "batch_size", "collate_fn", "generator"}.intersection(dataloader_kwargs or {}))
+    if own:
+        raise ProtocolError(f"make_iterator sets dataset, batch_size, collate_fn and generator itself, got {own} in dataloader_kwargs; leave them out")
     if rows == 0:
         return iter(())
     generator = None if seed is None else torch.Generator().manual_seed(seed)
