@@ -43,6 +43,7 @@ TORCH_FREE = [
     "streamrl.data.files",
     "streamrl.dataplane",
     "streamrl.replay",
+    "streamrl.algorithms.kl_control",
     "streamrl.weights.publisher",
     "streamrl.engines",
     "streamrl.learner",

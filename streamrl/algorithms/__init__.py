@@ -1,6 +1,6 @@
-"""Advantages, policy losses, aggregation and rollout correction: pure functions, tensors in, tensors out.
+"""Advantages, policy losses, aggregation, KL, rollout correction and diagnostics: pure functions, tensors in, tensors out.
 
-Knows nothing of models, stores or ranks. ``advantages``, ``losses`` and ``corrections`` are loaded on first use, since they need torch.
+Knows nothing of models, stores or ranks. The modules named here are loaded on first use, since they need torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamrl.algorithms import advantages, corrections, losses
+    from streamrl.algorithms import advantages, corrections, diagnostics, kl, losses
 
-__all__ = ["advantages", "corrections", "losses"]
+__all__ = ["advantages", "corrections", "diagnostics", "kl", "losses"]
 
 
 def __getattr__(name: str) -> Any:

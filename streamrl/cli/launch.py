@@ -61,19 +61,25 @@ def configure(arguments: argparse.Namespace) -> Config:
 
 
 def find_checkpoint(config: Config, run: Path | None, *, required: bool) -> Path | None:
-    """The checkpoint to start from: the newest of ``run``, or what trainer.resume_from_path names (a checkpoint or a run folder)."""
+    """The checkpoint to start from: the newest of ``run``, or what trainer.resume_from_path names (a checkpoint or a run folder).
+
+    None: with the starting weights, a run that has a journal goes on from there.
+    """
     from streamrl.learner import checkpoint_folder
+    from streamrl.replay.journal import FOLDER, journal_files
 
     if run is not None:
         found = checkpoint_folder.latest(run / "checkpoints")
-        if found is None and required:
-            raise UsageError(f"resuming needs a complete checkpoint, got none in {run / 'checkpoints'}; launch the run anew in another folder")
+        if found is None and required and not journal_files(run / FOLDER):
+            raise UsageError(f"resuming needs a complete checkpoint or a journal, got neither in {run}; launch the run anew in another folder")
         return found
     if config.trainer.resume_mode != "resume_path":
         return None
     named = Path(config.trainer.resume_from_path or "")
     if (named / "checkpoints").is_dir():
-        return find_checkpoint(config, named, required=True)
+        if (found := checkpoint_folder.latest(named / "checkpoints")) is None:
+            raise UsageError(f"$.trainer.resume_from_path: needs a complete checkpoint, got none in {named / 'checkpoints'}; name another one")
+        return found
     try:
         checkpoint_folder.check(named)
     except CheckpointError as error:

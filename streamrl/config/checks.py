@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from streamrl.config import algorithm_checks
 from streamrl.config.base import refuse
 from streamrl.config.run import Config
 
@@ -169,19 +170,6 @@ def segments_fit_the_store(config: Config) -> None:
         )
 
 
-def correction_has_log_probs(config: Config) -> None:
-    correction = config.algorithm.rollout_correction
-    if correction.rollout_is is not None and not config.rollout.calculate_log_probs:
-        raise refuse(
-            "rollout.calculate_log_probs",
-            f"algorithm.rollout_correction.rollout_is={correction.rollout_is} needs the log-probs of the engine",
-            False,
-            "set it to true, or set rollout_is to null",
-        )
-    if correction.rollout_is_threshold <= 0:
-        raise refuse("algorithm.rollout_correction.rollout_is_threshold", "must be above 0", correction.rollout_is_threshold, "use 2.0")
-
-
 def micro_batches_are_chosen_once(config: Config) -> None:
     actor, longest = config.actor, config.data.max_prompt_length + config.data.max_response_length
     if actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is not None:
@@ -228,32 +216,6 @@ def processors_are_not_negative(config: Config) -> None:
             raise refuse(path, "must be whole above 1: a GPU is shared by parts of one", value, f"use {int(value)} or {int(value) + 1}")
 
 
-def hint_lonely_samples(config: Config) -> str | None:
-    if config.rollout.n > 1 or config.algorithm.adv_estimator != "grpo":
-        return None
-    return "rollout.n is 1 with adv_estimator=grpo: a group of one has no baseline, its advantage is its raw reward; use rollout.n of 4 or more"
-
-
-def hint_uncorrected(config: Config) -> str | None:
-    if config.algorithm.rollout_correction.rollout_is is not None or config.replay.max_staleness == 0:
-        return None
-    return (
-        f"OFF-POLICY CORRECTION IS OFF while replay.max_staleness is {config.replay.max_staleness}: samples of older policies are trained as if they were "
-        "fresh, which biases the gradient and can collapse the run; set algorithm.rollout_correction.rollout_is=token, or replay.max_staleness=0"
-    )
-
-
-def hint_cut_support(config: Config) -> str | None:
-    rollout = config.rollout
-    cut = [name for name, on in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k != -1), ("repetition_penalty", rollout.repetition_penalty != 1)) if on]
-    if not cut or config.algorithm.rollout_correction.rollout_is is None:
-        return None
-    return (
-        f"rollout.{' and '.join(cut)} changes the distribution that is sampled from, the learner computes the full one: importance weights are biased; "
-        "train with top_p=1.0, top_k=-1, repetition_penalty=1.0"
-    )
-
-
 def hint_precisions_differ(config: Config) -> str | None:
     if config.rollout.dtype == config.learner.dtype:
         return None
@@ -278,6 +240,12 @@ def hint_without_effect(config: Config) -> str | None:
     return "; ".join(said) or None
 
 
+def hint_lonely_filter(config: Config) -> str | None:
+    if not config.algorithm.filter_groups.enable or config.rollout.n > 1:
+        return None
+    return "algorithm.filter_groups.enable is without effect: rollout.n is 1, and a group of one sample is never filtered; use rollout.n of 2 or more"
+
+
 def hint_no_validation(config: Config) -> str | None:
     if config.data.val_files or config.trainer.test_freq == -1:
         return None
@@ -300,17 +268,16 @@ _RULES: tuple[Callable[[Config], None], ...] = (
     group_sizes_are_reachable,
     leases_outlive_heartbeats,
     segments_fit_the_store,
-    correction_has_log_probs,
+    *algorithm_checks.RULES,
     micro_batches_are_chosen_once,
     update_is_sane,
     processors_are_not_negative,
 )
 _HINTS: tuple[Callable[[Config], str | None], ...] = (
-    hint_lonely_samples,
-    hint_uncorrected,
-    hint_cut_support,
+    *algorithm_checks.HINTS,
     hint_precisions_differ,
     hint_whole_mini_batch,
     hint_without_effect,
+    hint_lonely_filter,
     hint_no_validation,
 )

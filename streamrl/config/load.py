@@ -95,6 +95,8 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     """msgspec's message as path, rule, what we got, what to do."""
     rule, _, place = message.partition(" - at `")
     path = place.removeprefix("key` in `").rstrip("`") or "$"
+    if "; " in rule:  # of a section's own check: rule, what we got, what to do
+        return f"{path}: {rule}"
     if place.startswith("key` in `"):
         return f"{path}: the keys of this mapping must be text, got {_value_at(tree, path)!r}; put them in quotes"
     missing = re.fullmatch(r"Object missing required field `(.+)`", rule)

@@ -5,6 +5,7 @@ Reads a resolved configuration only; opens no file and asks no machine.
 
 from __future__ import annotations
 
+from streamrl.config.objective import objective
 from streamrl.config.run import Config
 
 _ROW_BYTES_PER_TOKEN = 96  # upper estimate over all columns of a trajectory, prompt and answer alike
@@ -22,22 +23,6 @@ def plan(config: Config, num_rows: int | None = None) -> str:
         ("actors", _actors(config)),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
-
-
-def objective(config: Config) -> str:
-    """What is maximised, in one line."""
-    actor, algorithm, correction = config.actor, config.algorithm, config.algorithm.rollout_correction
-    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
-    scale = "reward minus group mean, over group std" if algorithm.norm_adv_by_std_in_grpo else "reward minus group mean"
-    weights = "no off-policy correction"
-    if correction.rollout_is:
-        weights = f"{correction.rollout_is}-level importance weights truncated at {correction.rollout_is_threshold:g}"
-    entropy = f" + {actor.entropy_coeff:g} entropy" if actor.entropy_coeff else ""
-    return (
-        f"{actor.loss_agg_mode} of {actor.policy_loss.loss_mode} PPO [1 - {low:g}, 1 + {high:g}], dual clip {actor.clip_ratio_c:g}; "
-        f"{algorithm.adv_estimator} advantage ({scale}); {weights}{entropy}"
-    )
 
 
 def _steps(config: Config, num_rows: int | None) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from streamrl.config.data import DEFAULT_CACHE_DIR, DataConfig, RewardConfig
+from streamrl.config.estimators import is_group_estimator
+from streamrl.config.losses import agg_mode
 from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model, resolve_source
 from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
 from streamrl.config.run import Config, RunConfig, TrainerConfig
-from streamrl.config.training import ActorConfig, AlgorithmConfig, WeightsConfig
+from streamrl.config.training import ActorConfig, AlgorithmConfig, RefConfig, WeightsConfig
 
 _PROBE_TOLERANCE_NATS = {"bfloat16": 0.5, "float32": 0.005}
 
@@ -32,17 +34,19 @@ def resolve(config: Config) -> Config:
         data=_data(config.data, run.seed),
         reward=_reward(config.reward),
         rollout=_rollout(config.rollout),
-        dataplane=_dataplane(config.dataplane),
-        replay=_replay(config.replay, config.rollout.n),
+        dataplane=_dataplane(config.dataplane, run),
+        replay=_replay(config.replay, config),
         algorithm=_algorithm(config.algorithm, config.rollout.n),
         actor=_actor(config.actor),
+        ref=_ref(config.ref, config.model),
         weights=_weights(config.weights, config.rollout),
         trainer=_trainer(config.trainer),
     )
 
 
-def _dataplane(dataplane: DataplaneConfig) -> DataplaneConfig:
-    return replace(dataplane, shm_dir=absolute(dataplane.shm_dir))
+def _dataplane(dataplane: DataplaneConfig, run: RunConfig) -> DataplaneConfig:
+    spill_dir = absolute(dataplane.spill_dir or f"{run.folder}/spill")
+    return replace(dataplane, shm_dir=absolute(dataplane.shm_dir), spill_dir=spill_dir)
 
 
 def _run(run: RunConfig) -> RunConfig:
@@ -82,18 +86,29 @@ def _rollout(rollout: RolloutConfig) -> RolloutConfig:
     return replace(rollout, agent=rollout.agent or AgentConfig())
 
 
-def _replay(replay: ReplayConfig, n: int) -> ReplayConfig:
-    return replace(replay, min_sessions=replay.min_sessions or min(2, n))
+def _replay(replay: ReplayConfig, config: Config) -> ReplayConfig:
+    saves = config.trainer.save_freq > 0
+    return replace(
+        replay,
+        min_sessions=replay.min_sessions or min(2, config.rollout.n),
+        retain=replay.retain or ("checkpoint" if saves else "published"),
+        retain_bytes=replay.retain_bytes or config.dataplane.capacity_bytes // 4,
+    )
 
 
 def _algorithm(algorithm: AlgorithmConfig, n: int) -> AlgorithmConfig:
-    return replace(algorithm, min_group_size=algorithm.min_group_size or min(2, n))
+    least = min(2, n) if is_group_estimator(algorithm.adv_estimator) else 1
+    return replace(algorithm, min_group_size=algorithm.min_group_size or least)
 
 
 def _actor(actor: ActorConfig) -> ActorConfig:
     low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
     high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
-    return replace(actor, clip_ratio_low=low, clip_ratio_high=high)
+    return replace(actor, clip_ratio_low=low, clip_ratio_high=high, loss_agg_mode=agg_mode(actor))
+
+
+def _ref(ref: RefConfig, model: ModelConfig) -> RefConfig:
+    return replace(ref, path=resolve_model(ref.path or model.path))
 
 
 def _weights(weights: WeightsConfig, rollout: RolloutConfig) -> WeightsConfig:

@@ -95,6 +95,8 @@ class ReplayConfig(Section, frozen=True):
     breaker_ratio: Share = 0.5
     breaker_cooldown_s: Seconds = 30.0
     breaker_max_trials: Positive = 3
+    retain: Literal["checkpoint", "published"] | None = None  # until when rows of trained groups are kept; None: checkpoint, if trainer.save_freq makes any
+    retain_bytes: Positive | None = None  # at most this much of them, the oldest given up first; None: a quarter of dataplane.capacity_bytes
 
 
 class DataplaneConfig(Section, frozen=True):
@@ -104,3 +106,5 @@ class DataplaneConfig(Section, frozen=True):
     segment_bytes: Positive = 64 << 20
     put_timeout_s: Seconds = 60.0
     shm_dir: str = "/dev/shm"
+    spill: bool = False  # a put that finds no room moves the oldest rows to disk, instead of waiting
+    spill_dir: str | None = None  # for rows on disk; None: spill/ in the run folder

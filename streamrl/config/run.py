@@ -7,7 +7,7 @@ from typing import Literal
 from streamrl.config.base import NonNegative, Positive, Seconds, Section
 from streamrl.config.data import DataConfig, RewardConfig
 from streamrl.config.rollout import DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
-from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, WeightsConfig
+from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, RefConfig, WeightsConfig
 
 
 class RunConfig(Section, frozen=True):
@@ -27,7 +27,8 @@ class ClusterConfig(Section, frozen=True):
     env: dict[str, str] = {}  # environment of every actor
     start_timeout_s: Seconds = 300.0
     stop_timeout_s: Seconds = 20.0
-    max_restarts: NonNegative = 3  # of one rollout actor
+    max_restarts: NonNegative = 3  # of one actor
+    restart_patience_s: Seconds = 60.0  # how long others wait for a replay, store or prompt actor that is being restarted
 
 
 class TrainerConfig(Section, frozen=True):
@@ -67,6 +68,7 @@ class Config(Section, frozen=True):
     dataplane: DataplaneConfig = DataplaneConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
+    ref: RefConfig = RefConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
     trainer: TrainerConfig = TrainerConfig()

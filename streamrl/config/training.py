@@ -2,31 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from streamrl.config.base import NonNegative, Positive, Seconds, Section
+import msgspec
+
+from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+from streamrl.config.corrections import check_correction
+from streamrl.config.estimators import check_estimator, check_gdpo
+from streamrl.config.filter_groups import FilterGroups
+from streamrl.config.losses import check_actor, check_policy_loss
 
 
 class RolloutCorrection(Section, frozen=True):
     """Off-policy correction between the policy that sampled and the one that trains. On by default."""
 
-    rollout_is: Literal["token", "sequence"] | None = "token"
-    rollout_is_threshold: float = 2.0
+    rollout_is: Literal["token", "sequence"] | None = "token"  # level of the importance weights; None: no weights
+    rollout_is_threshold: float | str = 2.0  # x: truncated above; "low_high": zero outside
+    rollout_is_batch_normalize: bool = False  # divide the weights by their mean over the batch
+    rollout_rs: str | None = None  # comma list of rejection rules; a token counts when all of them accept it
+    rollout_rs_threshold: float | str | None = None  # one bound for all rules, or a comma list with one for each
+    bypass_mode: bool = False  # the engine's log-probs are the old ones: no proximal forward pass
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"  # of bypass mode
+
+    def __post_init__(self) -> None:
+        check_correction(self)
+
+
+class KLControl(Section, frozen=True):
+    """The weight of the KL penalty in the reward: fixed, or steered towards a target."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: Annotated[float, msgspec.Meta(ge=0)] = 0.001  # the weight, or its first value
+    target_kl: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # adaptive
+    horizon: Positive = 10000  # adaptive: trajectories over which a full correction acts
 
 
 class AlgorithmConfig(Section, frozen=True):
-    """Advantage estimation and correction."""
+    """Advantage estimation and correction; ``config/estimators.py`` lists which estimator reads which key."""
 
-    adv_estimator: Literal["grpo"] = "grpo"
+    adv_estimator: str = "grpo"  # a known name, or module.path:name
     norm_adv_by_std_in_grpo: bool = True
+    gamma: Share = 1.0  # discount per model token
+    lam: Share = 1.0  # gae
+    group_stats: Literal["accepted", "all"] = "accepted"  # samples that enter mean, std and best-of
+    multi_output: Literal["independent", "chain"] = "independent"  # outputs of a session: each by itself, or one stream
+    gdpo_reward_keys: tuple[str, ...] | None = None  # reward components; required by gdpo
+    gdpo_reward_weights: tuple[float, ...] | None = None  # None: 1 each
+    f_norm: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # gpg
+    use_kl_in_reward: bool = False
+    kl_penalty: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+"] = "kl"
+    kl_ctrl: KLControl = KLControl()
     rollout_correction: RolloutCorrection = RolloutCorrection()
-    min_group_size: Positive | None = None  # accepted samples; None: min(2, n)
+    min_group_size: Positive | None = None  # accepted samples; None: min(2, n), or 1 when the estimator compares no siblings
+    filter_groups: FilterGroups = FilterGroups()
+
+    def __post_init__(self) -> None:
+        check_estimator(self.adv_estimator)
+        check_gdpo(self.adv_estimator, self.gdpo_reward_keys, self.gdpo_reward_weights)
 
 
 class PolicyLossConfig(Section, frozen=True):
-    """Which policy loss."""
+    """Which policy loss, and the constants of single ones; ``config/losses.py`` lists which loss reads which."""
 
-    loss_mode: Literal["vanilla"] = "vanilla"
+    loss_mode: str = "vanilla"  # a known name, or module.path:name
+    dppo_truncation: float = 20.0  # dppo_tv, dppo_kl: bound of the detached ratio
+    dro_beta: float = 0.0  # dro: weight of the quadratic penalty; must be set above 0
+    clip_cov_ratio: float = 0.0002  # clip_cov: share of tokens without a gradient
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 0.0002  # kl_cov: share of penalised tokens
+    ppo_kl_coef: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_policy_loss(self)
 
 
 class OptimConfig(Section, frozen=True):
@@ -54,11 +102,26 @@ class ActorConfig(Section, frozen=True):
     clip_ratio_low: float | None = None  # None: clip_ratio
     clip_ratio_high: float | None = None  # None: clip_ratio
     clip_ratio_c: float = 3.0
-    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"] = "token-mean"
+    tau_pos: float = 1.0  # sapo
+    tau_neg: float = 1.05  # sapo
+    # None: the loss's own, token-mean for most
+    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"] | None = None
     entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+"] = "low_var_kl"
     grad_clip: float = 1.0
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
+
+    def __post_init__(self) -> None:
+        check_actor(self)
+
+
+class RefConfig(Section, frozen=True):
+    """The reference policy of a KL: frozen, on the learner ranks. It stays the starting model after a resume."""
+
+    path: str | None = None  # None: model.path
 
 
 class LearnerConfig(Section, frozen=True):

@@ -64,6 +64,21 @@ class Comm:
     def max(self, values: Sequence[float] | torch.Tensor) -> list[float]:
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def gather(self, values_CK: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        """Columns of all ranks in rank order, [C, sum of K] float64 on the CPU, and which of them are this rank's. Ranks may have different K."""
+        sizes = self._sizes(values_CK.shape[1])
+        padded = torch.zeros(len(values_CK), max(sizes), dtype=torch.float64, device=self.device)
+        padded[:, : values_CK.shape[1]] = values_CK
+        parts = [torch.empty_like(padded) for _ in sizes]
+        if max(sizes):
+            dist.all_gather(parts, padded)
+        start = sum(sizes[: self.rank])
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).cpu(), slice(start, start + sizes[self.rank])
+
+    def _sizes(self, mine: int) -> list[int]:
+        one_hot = [mine if rank == self.rank else 0 for rank in range(self.ranks)]
+        return [int(size) for size in self.sum(one_hot)]
+
     def _reduce(self, values: Sequence[float] | torch.Tensor, op: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device)
         if tensor.numel():

@@ -20,7 +20,7 @@ from streamrl.config.rollout import ModelConfig
 from streamrl.config.training import ActorConfig, LearnerConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.comm import Comm
-from streamrl.learner.forward import TokenScorer
+from streamrl.learner.forward import Scored, TokenScorer
 from streamrl.learner.rows import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -38,16 +38,15 @@ def choose_device(learner: LearnerConfig) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def load_policy(model: ModelConfig) -> nn.Module:
-    """The causal language model in float32. Dropout is off: a token's old and new log-prob must come from one function."""
+def load_policy(model: ModelConfig, path: str | None = None, key: str = "model.path") -> nn.Module:
+    """The causal language model of ``model``, or that at ``path``, in float32. Dropout is off: a token's old and new log-prob must come from one function."""
     from transformers import AutoModelForCausalLM
 
+    path = path or model.path
     try:
-        policy = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=model.trust_remote_code)
+        policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"$.model.path: must be a Hugging Face folder or hub id of a causal language model, got {model.path!r} ({error}); correct it"
-        ) from error
+        raise ConfigError(f"$.{key}: must be a Hugging Face folder or hub id of a causal language model, got {path!r} ({error}); correct it") from error
     return policy.eval()
 
 
@@ -58,7 +57,7 @@ class PolicyEngine:
         self.comm = comm
         self.config = policy.config
         self._grad_clip = actor.grad_clip
-        self.scorer = _shard(TokenScorer(policy), learner, comm)
+        self.scorer = shard(TokenScorer(policy), learner, comm)
         self._temperature = temperature
         self.parameters = {name.removeprefix(_PREFIX): parameter for name, parameter in self.scorer.named_parameters()}  # a tied one once
         optim = actor.optim
@@ -67,15 +66,22 @@ class PolicyEngine:
             step = torch.zeros((), dtype=torch.float32, device=comm.device)
             self.optimizer.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    def score(self, batch: MicroBatch, *, with_entropy: bool, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N] of the micro-batch's selected tokens, under the current weights; None: the rollout's temperature."""
+    def score(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False, temperature: float | None = None) -> Scored:
+        """The micro-batch's selected tokens under the current weights; None: the rollout's temperature."""
         rows_N, columns_N = batch.positions_N()
-        return self.scorer(batch.ids_BL, rows_N, columns_N, self._temperature if temperature is None else temperature, with_entropy)
+        return self.scorer(batch.ids_BL, rows_N, columns_N, self._temperature if temperature is None else temperature, with_entropy, with_squares)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch; ranks exchange gradients on the last one only."""
         self.scorer.set_requires_gradient_sync(last)
         loss.backward()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply what was added up so far; 0 forgets it."""
+        if factor == 0.0:
+            self.optimizer.zero_grad(set_to_none=True)
+        elif factor != 1.0:
+            torch._foreach_mul_(self._local_gradients(), factor)
 
     def step(self, learning_rate: float) -> float | None:
         """Clip and apply the gradients; the norm before clipping. None: the norm is not finite, nothing moved. Gradients are zero after."""
@@ -131,8 +137,8 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _shard(scorer: TokenScorer, learner: LearnerConfig, comm: Comm) -> FSDPModule:
-    """Each transformer block is one unit of gathering, the rest (embeddings, last norm, head) is the root's."""
+def shard(scorer: TokenScorer, learner: LearnerConfig, comm: Comm, *, keep_root: bool = True) -> FSDPModule:
+    """Each transformer block is one unit of gathering, the rest (embeddings, last norm, head) is the root's, which a backward pass needs again."""
     mesh = init_device_mesh(comm.device.type, (comm.ranks,))
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, learner.dtype), reduce_dtype=torch.float32)
     again = comm.ranks > 1  # with one rank there is nothing to give back between forward and backward
@@ -140,4 +146,4 @@ def _shard(scorer: TokenScorer, learner: LearnerConfig, comm: Comm) -> FSDPModul
     for module in list(scorer.policy.modules()):
         if type(module).__name__ in block_names:
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
-    return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return fully_shard(scorer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_root)

@@ -8,6 +8,8 @@ Shapes: B rows, L tokens, N selected tokens, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +18,14 @@ from streamrl.errors import ConfigError
 
 CHUNK_TOKENS = 2048  # float32 logits alive at once: this times the vocabulary
 _LOGIT_RESCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # what some architectures do after the head
+
+
+class Scored(NamedTuple):
+    """Of the N selected tokens, each [N]; empty when it was not asked for."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    sum_pi_squared: Tensor
 
 
 class TokenScorer(nn.Module):
@@ -28,24 +38,26 @@ class TokenScorer(nn.Module):
             raise ConfigError(f"$.model.path: the learner reads the head's plain logits, got an architecture with {', '.join(rescaled)}; choose another model")
         self.policy = policy
 
-    def forward(self, ids_BL: Tensor, rows_N: Tensor, columns_N: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs [N] of the tokens after ``(rows, columns)`` and entropies [N] (empty without ``with_entropy``)."""
+    def forward(self, ids_BL: Tensor, rows_N: Tensor, columns_N: Tensor, temperature: float, with_entropy: bool, with_squares: bool) -> Scored:
+        """Of the tokens after ``(rows, columns)``."""
         hidden_BLH = self.policy.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
         hidden_NH = hidden_BLH[rows_N, columns_N]
         labels_N = ids_BL[rows_N, columns_N + 1]
         chunks = list(zip(hidden_NH.split(CHUNK_TOKENS), labels_N.split(CHUNK_TOKENS), strict=True))
         recompute = torch.is_grad_enabled() and len(chunks) > 1
-        how = (temperature, with_entropy)
+        how = (temperature, with_entropy, with_squares)
         scored = [checkpoint(self._score, *chunk, *how, use_reentrant=False) if recompute else self._score(*chunk, *how) for chunk in chunks]
-        return torch.cat([log_probs for log_probs, _ in scored]), torch.cat([entropy for _, entropy in scored])
+        return Scored(*(torch.cat(parts) for parts in zip(*scored, strict=True)))
 
-    def _score(self, hidden_NH: Tensor, labels_N: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, hidden_NH: Tensor, labels_N: Tensor, temperature: float, with_entropy: bool, with_squares: bool) -> Scored:
         logits_NV = self.policy.get_output_embeddings()(hidden_NH).float()
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
         normaliser_N = logits_NV.logsumexp(-1)
         log_probs_N = logits_NV.gather(-1, labels_N[:, None]).squeeze(-1) - normaliser_N
-        if not with_entropy:
-            return log_probs_N, log_probs_N.new_empty(0)
+        nothing = log_probs_N.new_empty(0)
+        if not (with_entropy or with_squares):
+            return Scored(log_probs_N, nothing, nothing)
         probs_NV = (logits_NV - normaliser_N[:, None]).exp()
-        return log_probs_N, normaliser_N - (probs_NV * logits_NV).sum(-1)
+        entropy_N = normaliser_N - (probs_NV * logits_NV).sum(-1) if with_entropy else nothing
+        return Scored(log_probs_N, entropy_N, probs_NV.square().sum(-1) if with_squares else nothing)

@@ -1,39 +1,60 @@
 """The advantage stage, on the CPU of rank 0: which rows count, what their rewards mean inside their group, how far their weights are off.
 
 ``loss_mask`` becomes the final effective mask here and nowhere else: response_mask, minus samples without a finite reward, minus what the
-correction rejects, minus groups with fewer than ``algorithm.min_group_size`` accepted samples. Reads response-level columns only.
+correction rejects, minus groups with fewer than ``algorithm.min_group_size`` accepted samples. A column that is not finite on model tokens is
+refused with the key of its row before anything is computed from it. Reads response-level columns only.
 
-Shapes: B rows, R response tokens of the longest response, G groups.
+Shapes: B rows, R response tokens of the longest response, S samples, G groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from streamrl.algorithms import advantages
+from streamrl.algorithms.advantages.gdpo import component
 from streamrl.algorithms.advantages.samples import Samples, collect_samples
 from streamrl.algorithms.corrections import rollout_correction
-from streamrl.algorithms.diagnostics import rollout_probs_diff
+from streamrl.algorithms.diagnostics import log_prob_gap, rollout_probs_diff
+from streamrl.algorithms.kl import kl_in_reward
+from streamrl.algorithms.kl_control import KLController
+from streamrl.algorithms.losses import session_weights
 from streamrl.config.training import AlgorithmConfig
 from streamrl.errors import ProtocolError
+from streamrl.learner.judge_metrics import length_metrics, reward_metrics, token_metrics
 from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import StageReport
+
+_PER_TOKEN = ("ref_log_prob", "sum_pi_squared", "values", "entropy")  # of the further columns; they must be finite on model tokens
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The written columns, each [B, R]; ``rollout_is_weights`` None when the correction is off."""
+    """The written columns, each [B, R]; ``rollout_is_weights`` None when the correction makes none, ``session_weight`` [B]."""
 
+    token_level_scores: Tensor
     token_level_rewards: Tensor
     advantages: Tensor
     returns: Tensor
     loss_mask: Tensor
     rollout_is_weights: Tensor | None
+    session_weight: Tensor
     report: StageReport
+
+
+@dataclass(frozen=True)
+class _Correction:
+    """What the rollout correction says; None, None without one."""
+
+    weights: Tensor | None
+    accept: Tensor | None
+    metrics: dict[str, float]
 
 
 def judge(
@@ -43,32 +64,83 @@ def judge(
     old_log_probs: Tensor,
     rollout_log_probs: Tensor | None,
     config: AlgorithmConfig,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    controller: KLController | None = None,
+    lags: Tensor | None = None,
 ) -> Judgement:
-    """All tensors [B, R]. Scores 1, NaN, 0, 0.5 of one group give 0.999998, 0, -0.999998, 0; the second row's loss_mask is 0."""
+    """Tensors [B, R]. Scores 1, NaN, 0, 0.5 of one group give 0.999998, 0, -0.999998, 0; the second row's loss_mask is 0.
+
+    ``columns``: what else the estimator reads, by field name. ``controller``: of the KL in the reward (None: none); it is moved by this batch.
+    ``lags`` [B, R]: versions between a token's sampling and this step, for metrics.
+    """
+    columns = dict(columns or {})
+    per_token = {"old_log_probs": old_log_probs, "rollout_log_probs": rollout_log_probs} | {name: columns.get(name) for name in _PER_TOKEN}
+    check_finite(per_token, response_mask, keys)
     parsed = [TrajectoryKey.parse(key) for key in keys]
-    columns = {"session_ids": [key.session_id for key in parsed], "output_index": [key.index for key in parsed]}
-    uids = [key.uid for key in parsed]
-    weights, accept = None, None
-    metrics: dict[str, float] = {}
-    if rollout_log_probs is not None:
-        weights, accept, metrics = rollout_correction(old_log_probs, rollout_log_probs, response_mask, config.rollout_correction)
-        metrics |= rollout_probs_diff(old_log_probs, rollout_log_probs, response_mask)
-    samples = collect_samples(rewards, response_mask, uids, accept=accept, **columns)
+    uids, names = [key.uid for key in parsed], {"session_ids": [key.session_id for key in parsed], "output_index": [key.index for key in parsed]}
+    correction = _correct(old_log_probs, rollout_log_probs, response_mask, config, lags)
+    rewards = _without_bad_components(rewards, columns, config)
+    samples = collect_samples(rewards, response_mask, uids, accept=correction.accept, **names)
     accepted_B = torch.as_tensor(samples.accepted_S[samples.row_sample_B])
-    large_B = torch.as_tensor(_large_groups(samples, config, columns["session_ids"])[samples.group_S[samples.row_sample_B]])
-    clean = torch.where(accepted_B[:, None], rewards, torch.zeros(()))
+    accept_BR = accepted_B[:, None] & (response_mask.bool() if correction.accept is None else correction.accept.bool())
+    scores = torch.where(accepted_B[:, None], rewards, torch.zeros(()))
+    penalised, kl_metrics = _penalise(scores, old_log_probs, columns.get("ref_log_prob"), accept_BR & response_mask.bool(), config, controller)
+    known = columns | names | {"token_level_scores": scores, "old_log_probs": old_log_probs, "rollout_is_weights": correction.weights}
     raw_advantages, raw_returns = advantages.get(config.adv_estimator)(
-        clean, response_mask, index=uids, config=config, accept=accepted_B if accept is None else accept.bool() & accepted_B[:, None], **columns
+        penalised, response_mask, index=uids, config=config, accept=accept_BR, **{name: value for name, value in known.items() if value is not None}
     )
-    kept = response_mask.bool() & (accepted_B & large_B)[:, None]
-    if accept is not None:
-        kept &= accept.bool()
+    large_B = torch.as_tensor(_large_groups(samples, config, names["session_ids"])[samples.group_S[samples.row_sample_B]])
+    kept = response_mask.bool() & accept_BR & large_B[:, None]
     zero = torch.zeros(())
     final, returns = torch.where(kept, raw_advantages, zero), torch.where(kept, raw_returns, zero)
-    _check_finite(final, keys)
-    metrics |= reward_metrics(samples, final, returns, kept) | length_metrics(response_mask)
-    rejected = _rejections(keys, samples, large_B.tolist())
-    return Judgement(clean, final, returns, kept.long(), weights, StageReport(metrics, rejected))
+    check_finite({"advantages": final}, kept, keys)
+    metrics = correction.metrics | kl_metrics | reward_metrics(samples, penalised, final, returns, kept) | length_metrics(response_mask)
+    metrics |= token_metrics(response_mask, kept, columns.get("entropy"))
+    weights = session_weights([key.uid + f"_{key.session_id}" for key in parsed], kept)
+    report = StageReport(metrics, _rejections(keys, samples, large_B.tolist()))
+    return Judgement(scores, penalised, final, returns, kept.long(), correction.weights, weights, report)
+
+
+def check_finite(columns: Mapping[str, Tensor | None], mask: Tensor, keys: list[str]) -> None:
+    """ProtocolError with the keys of the rows in which a column has NaN or Inf under the mask: one such token must not reach a sibling."""
+    for name, value in columns.items():
+        if value is None:
+            continue
+        bad = [keys[i] for i in torch.nonzero((~torch.isfinite(value) & mask.bool()).any(1)).flatten().tolist()]
+        if bad:
+            raise ProtocolError(f"{name} is finite on model tokens, got NaN or Inf in {len(bad)} rows such as {bad[:3]}; check the stage that wrote it")
+
+
+def _correct(old: Tensor, rollout: Tensor | None, mask: Tensor, config: AlgorithmConfig, lags: Tensor | None) -> _Correction:
+    """In bypass mode old is the rollout's: there is nothing to compare before the update."""
+    if rollout is None or config.rollout_correction.bypass_mode:
+        return _Correction(None, None, {})
+    weights, accept, metrics = rollout_correction(old, rollout, mask, config.rollout_correction, lags=lags)
+    gap = {f"training/rollout_log_prob_{name}": value for name, value in log_prob_gap(old, rollout, mask).items() if name != "gap_row_worst"}
+    return _Correction(weights, accept, metrics | rollout_probs_diff(old, rollout, mask) | gap)
+
+
+def _without_bad_components(rewards: Tensor, columns: Mapping[str, Any], config: AlgorithmConfig) -> Tensor:
+    """gdpo: a row whose reward component is missing or not finite has no finite reward either, so that its sample is rejected."""
+    if config.adv_estimator != "gdpo" or not config.gdpo_reward_keys:
+        return rewards
+    values_KB = np.stack([component(columns, key, len(rewards)) for key in config.gdpo_reward_keys])
+    return torch.where(torch.as_tensor(np.isfinite(values_KB).all(axis=0))[:, None], rewards, torch.nan)
+
+
+def _penalise(
+    scores: Tensor, old: Tensor, ref: Tensor | None, mask: Tensor, config: AlgorithmConfig, controller: KLController | None
+) -> tuple[Tensor, dict[str, float]]:
+    """token_level_rewards, and the controller after this batch."""
+    if controller is None:
+        return scores, {}
+    assert ref is not None, "the reference stage runs before this one when a KL is in the reward"
+    beta = controller.beta
+    rewards, kl, num_rows = kl_in_reward(scores, old, ref, mask, beta=beta, kind=config.kl_penalty)
+    if num_rows:
+        controller.update(kl, num_rows)
+    return rewards, {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": beta}
 
 
 def _large_groups(samples: Samples, config: AlgorithmConfig, session_ids: list[int]) -> np.ndarray:
@@ -84,36 +156,3 @@ def _rejections(keys: list[str], samples: Samples, large: list[bool]) -> list[tu
         if not samples.accepted_S[sample]:
             rejected.append((key, "rejected_tokens" if np.isfinite(samples.score_S[sample]) else "non_finite_reward"))
     return rejected
-
-
-def _check_finite(advantages_BR: Tensor, keys: list[str]) -> None:
-    bad = [keys[i] for i in torch.nonzero(~torch.isfinite(advantages_BR).all(1)).flatten().tolist()]
-    if bad:
-        raise ProtocolError(f"advantages of accepted rows are finite, got NaN or Inf in {len(bad)} rows such as {bad[:3]}; check the estimator")
-
-
-def reward_metrics(samples: Samples, advantages_BR: Tensor, returns_BR: Tensor, kept_BR: Tensor) -> dict[str, float]:
-    """Scores per accepted sample, advantages and returns per trained token, and how many groups carry no signal."""
-    scores = samples.score_S[samples.accepted_S]
-    sizes = samples.group_sizes()
-    metrics = spread("critic/score", scores) | spread("critic/rewards", scores)
-    metrics |= spread("critic/advantages", advantages_BR[kept_BR].numpy()) | spread("critic/returns", returns_BR[kept_BR].numpy())
-    flat = [np.ptp(samples.score_S[(samples.group_S == g) & samples.accepted_S]) == 0 for g in np.flatnonzero(sizes > 1)]
-    return metrics | {
-        "training/groups": float(len(sizes)),
-        "training/zero_variance_groups": float(sum(flat)),
-        "training/single_sample_groups_ratio": float((sizes == 1).mean()),
-        "training/rejected_samples": float((~samples.accepted_S).sum()),
-    }
-
-
-def length_metrics(response_mask_BR: Tensor) -> dict[str, float]:
-    """Model tokens per row; the lengths with observations come from the tags."""
-    return spread("training/model_tokens", response_mask_BR.bool().sum(1).double().numpy())
-
-
-def spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """Mean, max and min; nothing for an empty set."""
-    if not len(values):
-        return {}
-    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}

@@ -53,5 +53,4 @@ def make_probe(engine: PolicyEngine, seed: int, tolerance: float) -> Probe:
     places = torch.arange(PROBE_TOKENS - 1)
     columns = {"loss_mask": torch.ones(1, PROBE_TOKENS - 1)}
     batch = MicroBatch(torch.tensor([tokens]), torch.ones(1, dtype=torch.long), columns, (torch.zeros_like(places), places)).to(engine.comm.device)
-    log_probs_N, _ = engine.score(batch, with_entropy=False, temperature=1.0)
-    return Probe(tokens, log_probs_N.tolist(), tolerance)
+    return Probe(tokens, engine.score(batch, temperature=1.0).log_probs.tolist(), tolerance)

@@ -9,7 +9,7 @@ Shapes: B rows of a micro-batch, L tokens of its longest row, R response tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tensordict import TensorDict
@@ -65,10 +65,12 @@ class Rows:
     keys: list[str]
     ids: Column  # prompt and response
     columns: dict[str, Column]  # per response token
+    weights: Tensor  # [rows] float64: 1, or less for an output of a session that has several
 
     @classmethod
     def of(cls, keys: list[str], columns: TensorDict, response_fields: Sequence[str]) -> Rows:
-        rows = cls(list(keys), Column.of(columns["input_ids"]), {name: Column.of(columns[name]) for name in response_fields})
+        weights = columns["session_weight"].double() if "session_weight" in columns else torch.ones(len(keys), dtype=torch.float64)
+        rows = cls(list(keys), Column.of(columns["input_ids"]), {name: Column.of(columns[name]) for name in response_fields}, weights.reshape(-1))
         for name, column in rows.columns.items():
             sizes = column.lengths()
             wrong = [keys[i] for i in torch.nonzero((sizes < 1) | (sizes >= rows.ids.lengths())).flatten().tolist()]
@@ -82,7 +84,11 @@ class Rows:
     @classmethod
     def none(cls, response_fields: Sequence[str]) -> Rows:
         """The share of a rank when there are fewer rows than ranks; it runs on padding rows."""
-        return cls([], Column.empty(torch.long), {name: Column.empty(torch.float32) for name in response_fields})
+        return cls([], Column.empty(torch.long), {name: Column.empty(torch.float32) for name in response_fields}, torch.ones(0, dtype=torch.float64))
+
+    def with_column(self, name: str, column: Column) -> Rows:
+        """The same rows and one more column."""
+        return replace(self, columns=self.columns | {name: column})
 
     def micro_batch(self, rows: Sequence[int], mask_field: str) -> MicroBatch:
         """The padded micro-batch of these rows whose selected tokens are those with ``mask_field`` on; no rows: one padding row."""
@@ -91,7 +97,9 @@ class Rows:
         index = torch.tensor(rows)
         prompt_lengths_B = (self.ids.lengths() - self.columns[mask_field].lengths())[index]
         padded = {name: column.padded(index) for name, column in self.columns.items()}
-        return MicroBatch(self.ids.padded(index), prompt_lengths_B, padded, _selection(padded[mask_field]))
+        weights_B = self.weights[index]
+        unlike = weights_B if (weights_B != 1).any() else None
+        return MicroBatch(self.ids.padded(index), prompt_lengths_B, padded, _selection(padded[mask_field]), unlike)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class MicroBatch:
     prompt_lengths_B: Tensor
     columns: dict[str, Tensor]  # each [B, R]
     selection: tuple[Tensor, Tensor]
+    weights_B: Tensor | None = None  # of the rows; None: 1 each
 
     @property
     def computed_tokens(self) -> int:
@@ -122,7 +131,8 @@ class MicroBatch:
             return self
         columns = {name: value.to(device, non_blocking=True) for name, value in self.columns.items()}
         rows_N, tokens_N = self.selection
-        return MicroBatch(self.ids_BL.to(device), self.prompt_lengths_B.to(device), columns, (rows_N.to(device), tokens_N.to(device)))
+        weights_B = None if self.weights_B is None else self.weights_B.to(device)
+        return MicroBatch(self.ids_BL.to(device), self.prompt_lengths_B.to(device), columns, (rows_N.to(device), tokens_N.to(device)), weights_B)
 
 
 def _selection(mask_BR: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """The policy update: one optimizer step per mini-batch, the same loss and gradient however rows are split over ranks and micro-batches.
 
-Before the first micro-batch of a step all ranks agree on its denominators (trainable tokens, sequences that have one); every micro-batch
-is normalised by those alone, so micro-batch gradients simply add up. Rows without a trainable token are not forwarded. A step without a
-trainable token or with a non-finite gradient changes nothing and is counted; too many in a row end the run.
+Before the first micro-batch of a step all ranks agree on its denominators (trainable tokens, sessions that have one) and, for a loss that depends
+on its batch, on the tokens it chooses; every micro-batch is normalised by those alone, so micro-batch gradients simply add up. Rows without a
+trainable token are not forwarded. A step without a trainable token or with a non-finite gradient changes nothing and is counted; too many in a
+row end the run.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from streamrl.algorithms import losses
 from streamrl.config.training import ActorConfig
-from streamrl.errors import RunFailed
+from streamrl.errors import ConfigError, RunFailed
 from streamrl.learner.balance import Parts
 from streamrl.learner.engine import PolicyEngine
-from streamrl.learner.rows import MicroBatch, Rows
+from streamrl.learner.monitor import UpdateMonitor
+from streamrl.learner.objective import SELECTED, Denominators, Objective
+from streamrl.learner.rows import Rows
 from streamrl.learner.schedule import learning_rate
 from streamrl.learner.scoring import plan_passes
+from streamrl.learner.selection import select_tokens
 from streamrl.protocol.learn import UpdateReport, UpdateWork
 
 log = logging.getLogger(__name__)
@@ -28,12 +32,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """What an update moves beside weights and optimizer state; part of the checkpoint."""
+    """What an update moves beside weights and optimizer state, and the KL coefficient; part of the checkpoint."""
 
     schedule_position: int = 0  # update calls that moved the weights
     optimizer_steps: int = 0
     skipped_steps: int = 0
     consecutive_skips: int = 0
+    kl_coef: float | None = None  # of the KL in the reward; None: as configured
 
 
 @dataclass
@@ -60,38 +65,48 @@ class _Sums:
 class PolicyUpdate:
     """Runs update calls on one rank."""
 
-    def __init__(self, engine: PolicyEngine, actor: ActorConfig, *, max_consecutive_skips: int, loss_scale_factor: float | None) -> None:
+    def __init__(self, engine: PolicyEngine, actor: ActorConfig, objective: Objective, *, seed: int, max_consecutive_skips: int) -> None:
         self._engine = engine
         self._actor = actor
-        self._loss = losses.get(actor.policy_loss.loss_mode)
+        self._objective = objective
+        self._seed = seed
         self._max_consecutive_skips = max_consecutive_skips
-        self._scale = loss_scale_factor
         self.progress = Progress()
 
     def run(self, rows: Rows, work: UpdateWork) -> UpdateReport:
         """All mini-batches of the call, then one step of the schedule if any of them was applied."""
         rate = learning_rate(self._actor.optim, self.progress.schedule_position, work.total_steps)
         place = {key: i for i, key in enumerate(rows.keys)}
-        sums = _Sums()
-        for keys in work.mini_batches:
-            self._optimizer_step(rows, [place[key] for key in keys], rate, sums)
+        sums, monitor = _Sums(), UpdateMonitor(self._actor)
+        for number, keys in enumerate(work.mini_batches):
+            generator = losses.selection_generator(self._seed, work.global_step, number)
+            self._optimizer_step(rows, [place[key] for key in keys], rate, generator, sums, monitor)
         if sums.steps:
             self.progress.schedule_position += 1
         skipped = len(work.mini_batches) - sums.steps
-        metrics = sums.metrics() | {"actor/lr": rate, "actor/skipped_steps": float(skipped)}
+        metrics = monitor.metrics(self._engine.comm) | sums.metrics() | {"actor/lr": rate, "actor/skipped_steps": float(skipped)}
         return UpdateReport(sums.steps, skipped, metrics, int(sums.trained_tokens), int(sums.computed_tokens))
 
-    def _optimizer_step(self, rows: Rows, mini_batch: list[int], rate: float, sums: _Sums) -> None:
-        trainable = rows.columns["loss_mask"].positive().tolist()
+    def _optimizer_step(self, rows: Rows, mini_batch: list[int], rate: float, generator: torch.Generator, sums: _Sums, monitor: UpdateMonitor) -> None:
+        comm, trainable = self._engine.comm, rows.columns["loss_mask"].positive().tolist()
         chosen = [i for i in mini_batch if trainable[i]]
-        tokens, sequences = self._engine.comm.sum([sum(trainable[i] for i in chosen), len(chosen)])
+        tokens, sequences = comm.sum([sum(trainable[i] for i in chosen), float(rows.weights[chosen].sum())])
         if tokens == 0:
             self._skip("no row of the mini-batch has a trainable token")
             return
-        parts = plan_passes(self._engine, rows, chosen, self._actor)
-        shares, peaks = self._accumulate(rows, parts, tokens, sequences)
-        norm = self._engine.step(rate)
+        if (select := self._objective.select) is not None:
+            rows = rows.with_column(SELECTED, select_tokens(self._engine, rows, chosen, self._actor, select, generator))
+        parts = plan_passes(comm, rows, chosen, self._actor)
+        self._refuse_parts(len(parts))
+        denominators = Denominators(tokens, sequences)
+        shares, peaks = self._accumulate(rows, parts, denominators, monitor)
+        factor, shares = self._objective.corrected(shares, denominators)
         sums.computed_tokens += shares.pop("computed_tokens")
+        self._engine.scale_gradients(factor)
+        if factor == 0.0:
+            self._skip("the correction rejects every token of the mini-batch")
+            return
+        norm = self._engine.step(rate)
         if norm is None:
             self._skip("the gradient norm is not finite")
             return
@@ -100,15 +115,17 @@ class PolicyUpdate:
         sums.trained_tokens += tokens
         sums.add(shares | {"grad_norm": norm}, peaks)
 
-    def _accumulate(self, rows: Rows, parts: Parts, tokens: float, sequences: float) -> tuple[dict[str, float], dict[str, float]]:
+    def _accumulate(self, rows: Rows, parts: Parts, denominators: Denominators, monitor: UpdateMonitor) -> tuple[dict[str, float], dict[str, float]]:
         """Gradients of all micro-batches; metrics reduced over ranks: those that add up, and those that combine by maximum."""
         comm = self._engine.comm
         collected: dict[str, list[Tensor]] = {}
         for i, part in enumerate(parts):
             batch = rows.micro_batch(part, "loss_mask").to(comm.device)
-            loss, metrics = self._loss_of(batch, tokens, sequences)
+            scored = self._engine.score(batch, with_entropy=self._objective.with_entropy)
+            loss, metrics = self._objective(batch, scored, denominators, comm.ranks)
             self._engine.backward(loss, last=i == len(parts) - 1)
-            metrics |= {"pg_loss": metrics["pg_loss"] / comm.ranks, "computed_tokens": torch.tensor(float(batch.computed_tokens))}
+            monitor.add(batch, scored.log_probs)
+            metrics |= {"computed_tokens": torch.tensor(float(batch.computed_tokens))}
             for name, value in metrics.items():
                 collected.setdefault(name, []).append(value.detach().to(comm.device, torch.float64))
         adding = [name for name in collected if name not in losses.MAX_METRICS]
@@ -117,32 +134,14 @@ class PolicyUpdate:
         peaks = comm.max(torch.stack([torch.stack(collected[name]).max() for name in peaking])) if peaking else []
         return dict(zip(adding, summed, strict=True)), dict(zip(peaking, peaks, strict=True))
 
-    def _loss_of(self, batch: MicroBatch, tokens: float, sequences: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's part of the mini-batch loss, times the number of ranks (gradients are averaged over them)."""
-        actor, columns = self._actor, batch.columns
-        denominators = {
-            "dp_size": self._engine.comm.ranks,
-            "batch_num_tokens": tokens,
-            "global_batch_size": sequences,
-            "loss_scale_factor": self._scale,
-        }
-        with_entropy = actor.entropy_coeff != 0
-        log_probs_N, entropy_N = self._engine.score(batch, with_entropy=with_entropy)
-        loss, metrics = self._loss(
-            columns["old_log_probs"],
-            batch.spread(log_probs_N),
-            columns["advantages"],
-            columns["loss_mask"],
-            loss_agg_mode=actor.loss_agg_mode,
-            config=actor,
-            rollout_is_weights=columns.get("rollout_is_weights"),
-            **denominators,
-        )
-        metrics = metrics | {"pg_loss": loss.detach()}
-        if with_entropy:
-            bonus = losses.agg_loss(batch.spread(entropy_N), columns["loss_mask"], actor.loss_agg_mode, **denominators)
-            loss = loss - actor.entropy_coeff * bonus
-        return loss, metrics
+    def _refuse_parts(self, num_parts: int) -> None:
+        """A loss that depends on its batch and prepares nothing must see the mini-batch at once."""
+        ranks = self._engine.comm.ranks
+        if self._objective.whole_mini_batch and num_parts * ranks > 1:
+            raise ConfigError(
+                f"$.actor.policy_loss.loss_mode: {self._actor.policy_loss.loss_mode} depends on its batch and has no select, so it must see a mini-batch at "
+                f"once, got {num_parts} micro-batches on {ranks} ranks; use one rank and no micro-batch size, or give the loss a select"
+            )
 
     def _skip(self, reason: str) -> None:
         self.progress.skipped_steps += 1

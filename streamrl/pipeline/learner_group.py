@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from streamrl.errors import ProtocolError
 from streamrl.protocol.interfaces import Learner
-from streamrl.protocol.learn import StageReport, UpdateReport, UpdateWork
+from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.rpc import methods_of
 from streamrl.protocol.weights import WeightManifest
@@ -21,8 +21,10 @@ class AsyncLearner(Protocol):
     """One rank behind an async call: a client of an actor, or a ``Threaded`` rank."""
 
     async def log_probs(self, share: KVBatchMeta) -> StageReport: ...
+    async def ref_log_probs(self, share: KVBatchMeta) -> StageReport: ...
     async def advantages(self, batch: KVBatchMeta) -> StageReport: ...
     async def update(self, work: UpdateWork) -> UpdateReport: ...
+    async def last_update(self) -> LastUpdate | None: ...
     async def snapshot(self, version: int) -> WeightManifest | None: ...
     async def save(self, folder: str) -> None: ...
     async def load(self, folder: str) -> None: ...
@@ -60,11 +62,17 @@ class RankGroup:
     async def log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
         return (await self._all([rank.log_probs(share) for rank, share in zip(self._ranks, self._dealt(shares), strict=True)]))[0]
 
+    async def ref_log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
+        return (await self._all([rank.ref_log_probs(share) for rank, share in zip(self._ranks, self._dealt(shares), strict=True)]))[0]
+
     async def advantages(self, batch: KVBatchMeta) -> StageReport:
         return await self._ranks[0].advantages(batch)
 
     async def update(self, works: list[UpdateWork]) -> UpdateReport:
         return (await self._all([rank.update(work) for rank, work in zip(self._ranks, self._dealt(works), strict=True)]))[0]
+
+    async def last_update(self) -> LastUpdate | None:
+        return (await self._all([rank.last_update() for rank in self._ranks]))[0]
 
     async def snapshot(self, version: int) -> WeightManifest:
         manifest = (await self._all([rank.snapshot(version) for rank in self._ranks]))[0]

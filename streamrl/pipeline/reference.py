@@ -1,36 +1,43 @@
 """The synchronous oracle: classic DataProto flow, straight down, in one process. What ``max_staleness = 0`` must reproduce.
 
-    P prompts ► repeat(n) ► generate ► union ► old log-probs ► scores ► advantages ► update ► weights to the engine ► next step
+    P prompts ► repeat(n) ► generate ► union ► old (and reference) log-probs ► scores ► advantages ► update ► weights to the engine ► next step
 
-Shares only ``algorithms/``, the scorers, the prompt stream and the model with the pipeline: no loop, no store, no replay buffer, no FSDP,
-no micro-batches. Widths are fixed: prompts left-padded to ``max_prompt_length`` (MP), responses right-padded to ``max_response_length``
-(MR); input_ids, attention_mask and position_ids are [B, MP + MR]. One mini-batch a step unless ``ppo_mini_batch_size`` says otherwise.
+Shares only ``algorithms/``, the scorers, the prompt stream and the model with the pipeline: no loop, no store, no replay buffer, no FSDP, no
+micro-batches. Widths are fixed: prompts left-padded to ``max_prompt_length`` (MP), responses right-padded to ``max_response_length`` (MR);
+input_ids, attention_mask and position_ids are [B, MP + MR]. One mini-batch a step unless ``ppo_mini_batch_size`` says otherwise. Knows every
+estimator but gae and gdpo and every loss (clip_cov draws other tokens than the learner does), KL, entropy and correction; a session has one
+output.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from streamrl.algorithms import advantages, corrections, losses
+from streamrl.algorithms import advantages, corrections, kl, losses
+from streamrl.algorithms.kl_control import kl_controller
 from streamrl.config import Config
+from streamrl.config.losses import agg_mode
+from streamrl.config.objective import acting_loss, needed_columns, uses_reference
 from streamrl.config.tools import row_tools
 from streamrl.pipeline.build import build_prompts, run_seed
+from streamrl.pipeline.reference_batch import padded_batch, prompt_batch, tensors_of
 from streamrl.protocol import DataProto
-from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
+from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.interfaces import Engine
 from streamrl.protocol.keys import request_seed
-from streamrl.protocol.trajectory import Prompt
 from streamrl.rewards import build as build_scorer
 from streamrl.rollout import load_tokenizer
+from streamrl.rollout.sampling import greedy_sampling, training_sampling
 from streamrl.weights.snapshot import write_snapshot
 
 
@@ -59,6 +66,8 @@ class SyncReference:
         self.model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
         optim = config.actor.optim
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
+        self.reference = copy.deepcopy(self.model) if uses_reference(config.algorithm, config.actor) else None
+        self.controller = kl_controller(config.algorithm.kl_ctrl)
         self.version = 0
 
     async def run(self, steps: int) -> list[ReferenceStep]:
@@ -70,9 +79,10 @@ class SyncReference:
         batch = prompt_batch(await self.prompts.next_prompts(self.config.data.train_batch_size))
         batch = batch.repeat(repeat_times=self.config.rollout.n, interleave=True)
         batch.union(await self._generate(batch))
-        with torch.no_grad():
-            batch.union(DataProto.from_dict(tensors={"old_log_probs": self._log_probs(batch)}))
+        batch.union(self._scored(batch))
         batch.union(await self._scores(batch))
+        if "reward_baselines" in needed_columns(self.config.algorithm.adv_estimator):
+            batch.union(await self._greedy_scores(batch))
         batch.union(self._advantages(batch))
         loss, grad_norm = self._update(batch)
         self.version += 1
@@ -96,114 +106,122 @@ class SyncReference:
         return list(self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs))
 
     async def _answer(self, uid: str, session_id: int, prompt_ids: list[int]) -> GenerateResult:
-        rollout = self.config.rollout
-        sampling = SamplingParams(
-            max_tokens=self.config.data.max_response_length,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            repetition_penalty=rollout.repetition_penalty,
-            seed=request_seed(run_seed(self.config), uid, session_id, 0),
-        )
+        sampling = training_sampling(self.config.rollout, self.config.data, request_seed(run_seed(self.config), uid, session_id, 0))
         return await self.engine.generate(GenerateRequest(f"{uid}-{session_id}", prompt_ids, sampling))
 
-    def _log_probs(self, batch: DataProto) -> Tensor:
-        """Log-probs [B, MR] of the response tokens: the output at t - 1 scores token t, at the sampling temperature."""
+    async def _greedy_scores(self, batch: DataProto) -> DataProto:
+        """The score of one greedy answer per prompt, on all its rows."""
+        scores: dict[str, float] = {}
+        for i, uid in enumerate(batch.non_tensor_batch["uid"]):
+            if uid not in scores:
+                row = {name: column[i] for name, column in batch.non_tensor_batch.items()}
+                sampling = greedy_sampling(self.config.rollout, self.config.data, 0)
+                prompt_ids = self._prompt_ids(row["raw_prompt"], row["extra_info"])
+                answer = await self.engine.generate(GenerateRequest(f"{uid}-greedy", prompt_ids, sampling))
+                scores[uid] = await self._score_text(row, answer.token_ids)
+        return DataProto.from_dict(tensors={"reward_baselines": torch.tensor([scores[uid] for uid in batch.non_tensor_batch["uid"]])})
+
+    @torch.no_grad()
+    def _scored(self, batch: DataProto) -> DataProto:
+        """What the policies say of the answers before the update; in bypass mode the engine's word is taken for the old log-probs."""
+        scored = self._forward(self.model, batch)
+        columns = {"old_log_probs": scored["log_probs"], "sum_pi_squared": scored["sum_pi_squared"]}
+        if self.config.algorithm.rollout_correction.bypass_mode:
+            columns["old_log_probs"] = tensors_of(batch)["rollout_log_probs"].clone()
+        if self.reference is not None:
+            columns["ref_log_prob"] = self._forward(self.reference, batch)["log_probs"]
+        return DataProto.from_dict(tensors=columns)
+
+    def _forward(self, model: nn.Module, batch: DataProto) -> dict[str, Tensor]:
+        """Of the response tokens [B, MR]: the output at t - 1 scores token t, at the sampling temperature."""
         columns = tensors_of(batch)
         width = columns["responses"].shape[1]
-        out = self.model(input_ids=columns["input_ids"], attention_mask=columns["attention_mask"], position_ids=columns["position_ids"])
-        logits = out.logits[:, -width - 1 : -1].float() / self.config.rollout.temperature
-        return logits.log_softmax(-1).gather(-1, columns["responses"].unsqueeze(-1)).squeeze(-1)
+        out = model(input_ids=columns["input_ids"], attention_mask=columns["attention_mask"], position_ids=columns["position_ids"])
+        log_probs = (out.logits[:, -width - 1 : -1].float() / self.config.rollout.temperature).log_softmax(-1)
+        probs = log_probs.exp()
+        return {
+            "log_probs": log_probs.gather(-1, columns["responses"].unsqueeze(-1)).squeeze(-1),
+            "entropy": -(probs * log_probs).sum(-1),
+            "sum_pi_squared": probs.square().sum(-1),
+        }
 
     async def _scores(self, batch: DataProto) -> DataProto:
         """Outcome scores on the last token of each answer."""
         scores = torch.zeros_like(tensors_of(batch)["rollout_log_probs"])
         for i, kept in enumerate(tensors_of(batch)["response_mask"].bool()):
             row = {name: column[i] for name, column in batch.non_tensor_batch.items()}
-            text = self.tokenizer.decode(tensors_of(batch)["responses"][i][kept], skip_special_tokens=True)
-            score, _ = await self.scorer.score(row, text, dict(row.get("extra_info") or {}))
-            scores[i, int(kept.nonzero()[-1])] = score
-        return DataProto.from_dict(tensors={"token_level_scores": scores, "token_level_rewards": scores})
+            scores[i, int(kept.nonzero()[-1])] = await self._score_text(row, tensors_of(batch)["responses"][i][kept].tolist())
+        return DataProto.from_dict(tensors={"token_level_scores": scores})
+
+    async def _score_text(self, row: dict[str, Any], token_ids: list[int]) -> float:
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return (await self.scorer.score(row, text, dict(row.get("extra_info") or {})))[0]
 
     def _advantages(self, batch: DataProto) -> DataProto:
+        """Correction, KL in the reward, estimator; ``loss_mask`` is what all of them leave."""
         columns, algorithm = tensors_of(batch), self.config.algorithm
-        mask = columns["response_mask"]
-        weights, _, _ = corrections.rollout_correction(columns["old_log_probs"], columns["rollout_log_probs"], mask, algorithm.rollout_correction)
+        mask, old, scores = columns["response_mask"], columns["old_log_probs"], columns["token_level_scores"]
+        weights, accept = None, None
+        if not algorithm.rollout_correction.bypass_mode:
+            weights, accept, _ = corrections.rollout_correction(old, columns["rollout_log_probs"], mask, algorithm.rollout_correction)
+        kept = mask.bool() if accept is None else mask.bool() & accept
+        rewards = torch.where(kept.any(1, keepdim=True), scores, 0.0)
+        if algorithm.use_kl_in_reward:
+            rewards, divergence, rows = kl.kl_in_reward(rewards, old, columns["ref_log_prob"], kept, beta=self.controller.beta, kind=algorithm.kl_penalty)
+            self.controller.update(divergence, rows)
+        known = {name: columns[name] for name in ("old_log_probs", "sum_pi_squared", "reward_baselines", "token_level_scores") if name in columns.keys()}
+        if weights is not None:
+            known["rollout_is_weights"] = weights
         estimate = advantages.get(algorithm.adv_estimator)
-        values, returns = estimate(columns["token_level_rewards"], mask, index=batch.non_tensor_batch["uid"], config=algorithm)
-        tensors = {"advantages": values, "returns": returns}
+        values, returns = estimate(rewards, mask, index=batch.non_tensor_batch["uid"], config=algorithm, accept=kept, **known)
+        kept &= self._in_large_groups(batch.non_tensor_batch["uid"], kept)[:, None]
+        tensors = {"token_level_rewards": rewards, "advantages": torch.where(kept, values, 0.0), "returns": returns, "loss_mask": kept.long()}
         return DataProto.from_dict(tensors=tensors if weights is None else tensors | {"rollout_is_weights": weights})
 
+    def _in_large_groups(self, uids: np.ndarray, kept: Tensor) -> Tensor:
+        """bool [B]: rows of a group with enough accepted samples."""
+        accepted = Counter(uid for uid, counts in zip(uids, kept.any(1).tolist(), strict=True) if counts)
+        return torch.tensor([accepted[uid] >= (self.config.algorithm.min_group_size or 1) for uid in uids])
+
     def _update(self, batch: DataProto) -> tuple[float, float]:
-        """Epochs over mini-batches of whole groups; loss and gradient norm of the last optimizer step."""
+        """Epochs over mini-batches of whole groups; policy loss and gradient norm of the last optimizer step."""
         actor, n = self.config.actor, self.config.rollout.n
-        loss_of, norm = losses.get(actor.policy_loss.loss_mode), 0.0
-        loss = torch.zeros(())
+        norm, loss = 0.0, torch.zeros(())
         for _ in range(actor.ppo_epochs):
             for part in batch.split(actor.ppo_mini_batch_size * n):
-                columns = tensors_of(part)
-                loss, _ = loss_of(
-                    columns["old_log_probs"],
-                    self._log_probs(part),
-                    columns["advantages"],
-                    columns["response_mask"],
-                    loss_agg_mode=actor.loss_agg_mode,
-                    config=actor,
-                    rollout_is_weights=columns.get("rollout_is_weights"),
-                )
-                loss.backward()
+                loss, penalties = self._loss(part)
+                (loss + penalties).backward()
                 norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), actor.grad_clip))
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return float(loss.detach()), norm
 
+    def _loss(self, part: DataProto) -> tuple[Tensor, Tensor]:
+        """(policy loss, KL loss minus entropy bonus) of one mini-batch, normalised by its own counts."""
+        actor, columns, scored = self.config.actor, tensors_of(part), self._forward(self.model, part)
+        name, mode = acting_loss(self.config.algorithm, actor), agg_mode(actor)
+        options: dict[str, Any] = {"correction": self.config.algorithm.rollout_correction} if name == "bypass_mode" else {}
+        mask, scale = columns["loss_mask"], float(self.config.data.max_response_length)
+        loss, _ = losses.get(name)(
+            columns["old_log_probs"],
+            scored["log_probs"],
+            columns["advantages"],
+            mask,
+            loss_agg_mode=mode,
+            config=actor,
+            rollout_is_weights=columns.get("rollout_is_weights"),
+            loss_scale_factor=scale,
+            **options,
+        )
+        penalties = torch.zeros(())
+        if actor.use_kl_loss:
+            penalty, _ = kl.kl_loss(scored["log_probs"], columns["ref_log_prob"], mask, actor.kl_loss_type, mode, loss_scale_factor=scale)
+            penalties = penalties + actor.kl_loss_coef * penalty
+        if actor.entropy_coeff:
+            penalties = penalties - actor.entropy_coeff * losses.agg_loss(scored["entropy"], mask, mode, loss_scale_factor=scale)
+        return loss, penalties
+
     async def _hand_over(self) -> None:
         dtype = getattr(torch, self.config.rollout.dtype)
         manifest = write_snapshot(self.version, self.model.state_dict().items(), self.weights_dir, dtype=dtype)
         await self.engine.update_weights(manifest)
-
-
-def tensors_of(data: DataProto) -> TensorDict:
-    """The tensor columns; every batch here has some."""
-    assert data.batch is not None
-    return data.batch
-
-
-def prompt_batch(prompts: list[Prompt]) -> DataProto:
-    """P prompts as a DataProto: one object column per dataset column, and the uid."""
-    names = sorted(set.union(*(set(prompt.row) for prompt in prompts)) - {"uid"})
-    columns: dict[str, Any] = {name: object_column([prompt.row.get(name) for prompt in prompts]) for name in names}
-    columns["uid"] = object_column([prompt.uid for prompt in prompts])
-    columns["dummy_tensor"] = torch.zeros((len(prompts), 1), dtype=torch.uint8)
-    return DataProto.from_single_dict(columns)
-
-
-def object_column(values: list[Any]) -> np.ndarray:
-    """One element per row, also when the values are lists of one length."""
-    column = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        column[i] = value
-    return column
-
-
-def padded_batch(prompts: list[list[int]], results: list[GenerateResult], max_prompt: int, max_response: int, pad_id: int = 0) -> DataProto:
-    """Left-padded prompts and right-padded answers as columns [B, MP], [B, MR] and [B, MP + MR]."""
-    rows = len(prompts)
-    columns = {
-        "prompts": torch.full((rows, max_prompt), pad_id),
-        "responses": torch.full((rows, max_response), pad_id),
-        "response_mask": torch.zeros(rows, max_response, dtype=torch.int64),
-        "rollout_log_probs": torch.zeros(rows, max_response),
-    }
-    attention = torch.zeros(rows, max_prompt + max_response, dtype=torch.int64)
-    for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        size = len(result.token_ids)
-        columns["prompts"][i, max_prompt - len(prompt) :] = torch.tensor(prompt)
-        columns["responses"][i, :size] = torch.tensor(result.token_ids)
-        columns["response_mask"][i, :size] = 1
-        columns["rollout_log_probs"][i, :size] = torch.tensor(result.log_probs)
-        attention[i, max_prompt - len(prompt) : max_prompt + size] = 1
-    columns["input_ids"] = torch.cat([columns["prompts"], columns["responses"]], dim=1)
-    columns["attention_mask"] = attention
-    columns["position_ids"] = (attention.cumsum(1) - 1).clamp(min=0)
-    return DataProto.from_dict(tensors=columns)

@@ -2,7 +2,7 @@
 
 It is a dispatcher: it holds keys, tags and manifests, and never imports torch. One step in order (``Trainer.step``):
 
-    take ► log_probs ► advantages ► [previous publication done] ► bound checked again ► update ► commit ► publish in the background
+    take ► log_probs ► [ref_log_probs] ► advantages ► [previous publication done] ► bound checked again ► update ► commit ► publish in the background
 
 Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
 version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
@@ -21,18 +21,20 @@ from typing import TypeVar
 import msgspec
 
 from streamrl.config import Config
+from streamrl.config.objective import uses_reference
 from streamrl.errors import Closed
 from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
 from streamrl.pipeline.loops import cancel_all
 from streamrl.pipeline.metering import meter_step
 from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.standing import OpenStep, Standing
 from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import TakenBatch
 from streamrl.protocol.interfaces import BatchSource, LearnerGroup
 from streamrl.protocol.keys import TrajectoryKey
-from streamrl.protocol.learn import UpdateReport
+from streamrl.protocol.learn import StageReport, UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import WeightManifest
 from streamrl.replay import staleness
@@ -59,6 +61,7 @@ class Trainer:
         record: Callable[[StepRecord], None],
         waits: WaitTable,
         metrics: Metrics,
+        keep: Callable[[Standing], None] = lambda standing: None,
     ) -> None:
         self.config = config
         self.replay = replay
@@ -70,8 +73,11 @@ class Trainer:
         self.record = record
         self.waits = waits
         self.metrics = metrics
+        self.keep = keep  # writes down where this trainer stands, for a successor
         self.state = TrainerState()
         self.totals = Totals()
+        self._manifest: WeightManifest | None = None  # of the newest version
+        self._goes_on: Standing | None = None  # what a predecessor left, until ``run`` has dealt with it
         self._publication: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._wait_data_s = 0.0
@@ -83,17 +89,18 @@ class Trainer:
     async def run(self) -> Totals:
         """Consumes complete groups; produces weight versions, one record a step and checkpoints; waits for batches and publications."""
         try:
-            if self.config.trainer.val_before_train and self.state.step == 0:
+            await self._go_on()
+            if self.config.trainer.val_before_train and self.state.step == 0 and not self.totals.val_accuracies:
                 await self._validate()
             while self.state.step < self.total_steps and not self._stop.is_set():
                 if not await self._step_unless_stopped():
                     break
             await self._await_publication()
             await self._finish()
-        finally:
+            await self.replay.close()
+        finally:  # after an error the buffer stays as it is: the host decides whether the run goes on
             if self._publication is not None:
                 await cancel_all([self._publication])
-            await self.replay.close()
         return self.totals
 
     async def prepare(self) -> None:
@@ -104,6 +111,46 @@ class Trainer:
             self.totals = Totals.restored(restored.totals)
         self.state.version = max(self.state.version, self.checkpoints.highest_version())
         await self._publish(await self._snapshot())  # restored weights get a number of their own
+        self._keep()
+
+    async def recall(self, standing: Standing) -> None:
+        """In place of ``prepare`` when another process trained until now, and the learner went on. Replicas join next, then ``run``."""
+        self.state, self.totals, self._manifest, self._goes_on = standing.state, standing.totals, standing.manifest, standing
+        self.state.version = max(self.state.version, self.checkpoints.highest_version())
+        await self.publisher.publish(standing.manifest)  # nobody serves yet: whoever joins holds it first
+
+    async def fall_back(self) -> None:
+        """In place of ``prepare`` when the learner ranks are new ones and all others went on. Replicas join next, then ``run``."""
+        self.state = await self.checkpoints.fall_back(self.learner, self.replay) or TrainerState()
+        self.totals = Totals.restored(self.state.totals)
+        self.state.version = max(self.state.version, self.checkpoints.highest_version())
+        manifest = await self._snapshot()
+        await self.publisher.publish(manifest)
+        self._goes_on = Standing(self.state, self.totals, manifest)
+        self._keep()
+
+    async def _go_on(self) -> None:
+        """What a predecessor left half done happens exactly once: its version is announced, its open step settled if the learner has done it, and
+        every other batch that it held is ready again."""
+        standing, self._goes_on = self._goes_on, None
+        if standing is None:
+            return
+        self.state.published = (await self.replay.stats()).published_version
+        if self.state.published < standing.manifest.version:
+            await self.replay.published(standing.manifest.version)
+            self.state.published = standing.manifest.version
+        if standing.open is not None:
+            last = await self._call(self.learner.last_update(), "the learner's last update", "forward_backward")
+            if last is not None and last.global_step == self.state.step:
+                await self._complete(standing.open, last.report, 0.0)
+            else:
+                self.state.step -= 1
+        await self.replay.new_learner()
+        self._keep()
+
+    def _keep(self, step: OpenStep | None = None) -> None:
+        assert self._manifest is not None, "a version is published before anything is trained"
+        self.keep(Standing(self.state, self.totals, self._manifest, step))
 
     async def _step_unless_stopped(self) -> bool:
         """One step; False when the stop signal came while waiting for its batch, or when no batch will come."""
@@ -145,9 +192,10 @@ class Trainer:
         """Train one batch; the lease ends as trained or as dropped(skipped_step)."""
         started = time.monotonic()
         self.state.step += 1
-        batch.meta.extra_info = {**(batch.meta.extra_info or {}), "global_step": self.state.step}
+        batch.meta.extra_info = {**(batch.meta.extra_info or {}), "global_step": self.state.step, "version": self.state.version}
         shares = plan_shares(batch.meta, self.learner.ranks, self.config.actor, balance=self.config.trainer.balance_batch)
         scored = await self._call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
+        referred = await self._reference(shares)
         judged = await self._call(self.learner.advantages(batch.meta), "advantages", "forward_backward")
         await self._await_publication()
         meta, lags = await self._drop_stale(batch)
@@ -159,13 +207,27 @@ class Trainer:
             total_steps=self.total_steps,
             balance=self.config.trainer.balance_batch,
         )
-        update = await self._call(self.learner.update(works), "the policy update", "forward_backward")
         kept = set(meta.keys)
         rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small" and key in kept})
-        await self._settle(batch, update, rejected)
-        metrics = scored.metrics | judged.metrics | update.metrics
-        await self._report(batch, meta, lags, metrics, update, time.monotonic() - started)
+        begun = OpenStep(batch.lease_id, meta, lags, rejected, scored.metrics | referred.metrics | judged.metrics)
+        self._keep(begun)
+        update = await self._call(self.learner.update(works), "the policy update", "forward_backward")
+        await self._complete(begun, update, time.monotonic() - started)
         await self._scheduled_work()
+
+    async def _complete(self, step: OpenStep, update: UpdateReport, seconds: float) -> None:
+        """What follows an update. Until ``_keep`` a successor does all of it again, with the same end; from then on it only announces the version."""
+        manifest = await self._settle(step, update)
+        await self._report(step, update, seconds)
+        self._keep()
+        if manifest is not None:
+            self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {manifest.version}")
+
+    async def _reference(self, shares: list[KVBatchMeta]) -> StageReport:
+        """Log-probs of the reference, when a KL compares with it."""
+        if not uses_reference(self.config.algorithm, self.config.actor):
+            return StageReport()
+        return await self._call(self.learner.ref_log_probs(shares), "reference log-probs", "forward_backward")
 
     async def _drop_stale(self, batch: TakenBatch) -> tuple[KVBatchMeta, list[int]]:
         """The bound once more, just before the first optimizer step: publication may have moved since the take."""
@@ -175,20 +237,21 @@ class Trainer:
             meta = meta.select_keys([key for key in meta.keys if TrajectoryKey.parse(key).uid not in stale])
         return meta, group_lags(meta, self.state.published)
 
-    async def _settle(self, batch: TakenBatch, update: UpdateReport, rejected: list[str]) -> None:
+    async def _settle(self, step: OpenStep, update: UpdateReport) -> WeightManifest | None:
         """End the lease; a new version exists only when the weights moved. Too many skips in a row are the learner's to refuse."""
         if update.applied == 0:
-            await self.replay.skip(batch.lease_id)
-            return
+            await self.replay.skip(step.lease_id)
+            return None
         manifest = await self._snapshot()
-        await self.replay.commit(batch.lease_id, rejected)
-        self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {manifest.version}")
+        await self.replay.commit(step.lease_id, step.rejected)
+        return manifest
 
     async def _snapshot(self) -> WeightManifest:
         """The learner's weights under the next version number, which is written down as used before they leave the learner."""
         self.state.version += 1
         self.checkpoints.claim_version(self.state.version)
-        return await self._call(self.learner.snapshot(self.state.version), f"a snapshot of version {self.state.version}", "publish")
+        self._manifest = await self._call(self.learner.snapshot(self.state.version), f"a snapshot of version {self.state.version}", "publish")
+        return self._manifest
 
     async def _publish(self, manifest: WeightManifest) -> None:
         """Hand a version to every serving replica, then free the slots of what was trained into it."""
@@ -208,16 +271,15 @@ class Trainer:
             with self.metrics.state("weight_sync"):
                 await task
 
-    async def _report(self, batch: TakenBatch, meta: KVBatchMeta, lags: list[int], metrics: dict[str, float], update: UpdateReport, seconds: float) -> None:
-        stats = await self.replay.stats()
+    async def _report(self, step: OpenStep, update: UpdateReport, seconds: float) -> None:
         record = self.totals.step(
             step=self.state.step,
             version=self.state.version,
-            meta=meta,
-            lags=lags,
-            metrics=metrics,
+            meta=step.meta,
+            lags=step.lags,
+            metrics=step.metrics | update.metrics,
             update=update,
-            stats=stats,
+            stats=await self.replay.stats(),
             seconds=seconds,
             wait_data_s=self._wait_data_s,
         )
@@ -241,6 +303,7 @@ class Trainer:
         if accuracy is not None:
             self.totals.validated(accuracy)
             self.record(StepRecord(step=self.state.step, version=self.state.version, val_accuracy=accuracy))
+            self._keep()
 
     async def checkpoint(self) -> None:
         """Save learner, replay and totals as one set. The lease is committed and the version published before."""

@@ -32,3 +32,10 @@ class UpdateReport(msgspec.Struct):
     metrics: dict[str, float] = {}
     trained_tokens: int = 0  # tokens with loss_mask 1, all ranks
     computed_tokens: int = 0  # tokens forwarded including padding, all ranks
+
+
+class LastUpdate(msgspec.Struct):
+    """The newest update that a learner finished: how another trainer learns what became of the one it did not ask for."""
+
+    global_step: int
+    report: UpdateReport

@@ -6,6 +6,7 @@ A loop sees an engine through ``Generate`` alone. It gets a fresh instance per s
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -103,6 +104,8 @@ def _check_tokens(output: AgentLoopOutput, response_length: int) -> None:
     wrong = {name: len(values) for name, values in per_token.items() if values is not None and len(values) != size}
     if wrong:
         raise ProtocolError(f"per-token lists have the length of response_ids ({size}), got {wrong}; the agent loop must keep them aligned")
+    if output.response_logprobs is not None and not all(map(math.isfinite, output.response_logprobs)):
+        raise ProtocolError("log-probs of a row are finite, got NaN or Inf; the agent loop passes on what the engine gave, and 0.0 on observations")
     if not output.prompt_ids or size > response_length:
         raise ProtocolError(
             f"a row has a prompt and at most {response_length} response tokens, got {len(output.prompt_ids)} and {size}; correct the agent loop"

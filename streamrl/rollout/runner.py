@@ -27,14 +27,15 @@ from streamrl.protocol.trajectory import Trajectory
 from streamrl.rollout import single_turn  # noqa: F401  (registers the default loop)
 from streamrl.rollout.base import AgentLoopOutput, agent_loop, check_agent_names, check_outputs
 from streamrl.rollout.generation import ResumingGenerate
+from streamrl.rollout.greedy import GreedyScores
 from streamrl.rollout.rewarding import RowScorer
-from streamrl.rollout.sampling import training_sampling, validation_sampling
+from streamrl.rollout.sampling import greedy_sampling, training_sampling, validation_sampling
 
 log = logging.getLogger(__name__)
 
 
 class GroupSessionRunner:
-    """Implements ``SessionRunner``. Has no state but its configuration: any number of sessions run side by side."""
+    """Implements ``SessionRunner``. Any number of sessions run side by side; they share the greedy score of their group and nothing else."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class GroupSessionRunner:
         generate: Generate,
         scorer: RowScorer,
         run_seed: int,
+        greedy_baseline: bool = False,  # rows carry the score of a greedy answer to their prompt
         clock: Clock | None = None,
     ) -> None:
         self._rollout = rollout
@@ -56,15 +58,27 @@ class GroupSessionRunner:
         self._generate = ResumingGenerate(generate, timeout_s=rollout.timeouts.generate_s, needs_log_probs=rollout.calculate_log_probs, clock=self._clock)
         self._default_loop = (rollout.agent or AgentConfig()).default_agent_loop
         self._logged_kinds: set[str] = set()
-        self._validations = itertools.count()
+        self._numbers = itertools.count()  # in the names of requests outside of a group
+        self._greedy = GreedyScores(self._greedy_score) if greedy_baseline else None
         check_agent_names([self._default_loop])
 
     async def run(self, lease: GroupLease, session_id: int, retry: int) -> list[Trajectory]:
         """The session's rows with their reward. SessionFailed carries the drop reason; DataError (overlong_prompt: error) ends the run."""
         seed = request_seed(self._run_seed, lease.uid, session_id, retry)
         request_id = f"{lease.uid}-{lease.attempt}-{session_id}-{retry}"
-        outputs, (reward, extra) = await self._session(lease.row, training_sampling(self._rollout, self._data, seed), request_id)
-        return [self._trajectory(lease, session_id, index, output, reward, extra) for index, output in enumerate(outputs)]
+        session = self._session(lease.row, training_sampling(self._rollout, self._data, seed), request_id)
+        if self._greedy is None:
+            outputs, (reward, extra) = await session
+            return self._trajectories(lease, session_id, outputs, reward, extra, {})
+        async with self._greedy.of(lease) as greedy:
+            outputs, (reward, extra) = await session
+            return self._trajectories(lease, session_id, outputs, reward, extra, {"reward_baselines": await greedy.value()})
+
+    async def _greedy_score(self, lease: GroupLease) -> float:
+        """The score of the greedy answer; its deadline and reasons are those of a session."""
+        sampling = greedy_sampling(self._rollout, self._data, request_seed(self._run_seed, lease.uid, lease.n, 0))
+        _, (score, _) = await self._session(lease.row, sampling, f"{lease.uid}-{lease.attempt}-greedy-{next(self._numbers)}")
+        return score
 
     async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
         """Scores in row order, NaN where the session failed: a failure is not a wrong answer, so it must not enter a mean."""
@@ -76,7 +90,7 @@ class GroupSessionRunner:
         sampling = validation_sampling(self._rollout, self._data, seed)
         async with slots:
             try:
-                _, (score, _) = await self._session(row, sampling, f"val-{next(self._validations)}")
+                _, (score, _) = await self._session(row, sampling, f"val-{next(self._numbers)}")
             except SessionFailed as failure:
                 log.warning("validation row %d failed (%s): %s", index, failure.reason, failure)
                 return math.nan
@@ -121,9 +135,17 @@ class GroupSessionRunner:
         extra_info = {**(row.get("extra_info") or {}), "num_turns": last.num_turns, **last.extra_fields}
         return await self._scorer.score(row, text, extra_info)
 
-    def _trajectory(self, lease: GroupLease, session_id: int, index: int, output: AgentLoopOutput, reward: float, extra: dict[str, Any]) -> Trajectory:
+    def _trajectories(
+        self, lease: GroupLease, session_id: int, outputs: list[AgentLoopOutput], reward: float, extra: dict[str, Any], columns: dict[str, Any]
+    ) -> list[Trajectory]:
+        """All rows of a session carry its reward and the same further ``columns``."""
+        return [self._trajectory(lease, TrajectoryKey(lease.uid, session_id, i), output, reward, extra, columns) for i, output in enumerate(outputs)]
+
+    def _trajectory(
+        self, lease: GroupLease, key: TrajectoryKey, output: AgentLoopOutput, reward: float, extra: dict[str, Any], columns: dict[str, Any]
+    ) -> Trajectory:
         return Trajectory(
-            key=TrajectoryKey(lease.uid, session_id, index),
+            key=key,
             prompt_ids=output.prompt_ids,
             response_ids=output.response_ids,
             response_mask=output.response_mask,
@@ -134,7 +156,7 @@ class GroupSessionRunner:
             stop_reason=output.stop_reason,
             reward_extra=extra,
             row=lease.row,
-            extra=output.extra_fields,
+            extra=output.extra_fields | columns,
         )
 
     async def close(self) -> None:

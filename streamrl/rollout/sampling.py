@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig
 from streamrl.errors import SessionFailed
@@ -17,6 +19,11 @@ def training_sampling(rollout: RolloutConfig, data: DataConfig, seed: int) -> Sa
         repetition_penalty=rollout.repetition_penalty,
         seed=seed,
     )
+
+
+def greedy_sampling(rollout: RolloutConfig, data: DataConfig, seed: int) -> SamplingParams:
+    """Of a baseline: as in training, but always the likeliest token."""
+    return replace(training_sampling(rollout, data, seed), temperature=0.0, top_p=1.0, top_k=-1)
 
 
 def validation_sampling(rollout: RolloutConfig, data: DataConfig, seed: int) -> SamplingParams:

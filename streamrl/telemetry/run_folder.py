@@ -1,6 +1,7 @@
 """The files of one run, by name, and how they are written: aside, then renamed, so that a reader never sees half a file.
 
     config.yaml             the resolved configuration; its presence is what makes a folder a run
+    plan.txt                what it amounts to, the objective in one line: as `streamrl check` prints it
     status.json             the driver's last word about itself
     waits.json              who waits for whom, every second
     summary.json            the result, written once at the end
@@ -8,6 +9,8 @@
     metrics/targets.json    the actors' metric pages (Prometheus file_sd)
     logs/<actor>.log        one log an actor
     checkpoints/            what a resumed run starts from
+    ledger/                 journals of replay buffer and store: what the run went through, and where its rows lie
+    trainer.msgpack         where the trainer stands, for its successor
     children/               processes that engines started, with their start times
     sockets/<node>/         where the actors of a node answer calls, while the run lasts
     quarantine.jsonl        prompts that failed too often
@@ -36,6 +39,7 @@ class RunFolder:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).expanduser().absolute()
         self.config = self.root / "config.yaml"
+        self.plan = self.root / "plan.txt"
         self.status = self.root / "status.json"
         self.waits = self.root / "waits.json"
         self.summary = self.root / "summary.json"
@@ -44,6 +48,8 @@ class RunFolder:
         self.targets = self.metrics / "targets.json"
         self.logs = self.root / "logs"
         self.checkpoints = self.root / "checkpoints"
+        self.ledger = self.root / "ledger"
+        self.standing = self.root / "trainer.msgpack"
         self.children = self.root / "children"
         self.sockets = self.root / "sockets"
         self.quarantine = self.root / "quarantine.jsonl"

@@ -16,7 +16,7 @@ class CharTokenizer:
     chat_template = "<...>"
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> list[int]:
-        """"ab" gives 4 ids."""
+        """ "ab" gives 4 ids."""
         return [ord(character) for character in "<" + "".join(message["content"] for message in conversation) + ">"]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:

@@ -84,7 +84,7 @@ def test_a_session_whose_last_output_is_masked_out_still_has_its_score():
 
 
 def test_names_are_unique_and_listed():
-    with pytest.raises(ValueError, match=r"\['grpo'.*got 'GRPO'"):
+    with pytest.raises(ValueError, match=r"\['gae', 'gdpo', .*'grpo'.*got 'GRPO'"):
         advantages.get("GRPO")
     with pytest.raises(ValueError, match="belongs to one"):
         advantages.register("grpo")(lambda rewards, mask: (rewards, rewards))

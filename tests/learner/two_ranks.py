@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from streamrl.config.training import ActorConfig, OptimConfig
+from streamrl.config.training import ActorConfig, AlgorithmConfig, KLControl, OptimConfig, PolicyLossConfig
 from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.protocol.learn import UpdateWork
 from tests.learner.fakes import DictStore, make_rank, make_rows
@@ -17,6 +17,33 @@ from tests.learner.fakes import DictStore, make_rank, make_rows
 LIMIT_S = 60.0
 STEP = {"global_step": 1, "total_steps": 10}
 ACTOR = ActorConfig(ppo_mini_batch_size=2, ppo_epochs=2, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=40, optim=OptimConfig(lr=1e-3))
+SMALL = {"ppo_mini_batch_size": 2, "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 40, "optim": OptimConfig(lr=1e-4)}
+
+
+# Losses that are easy to normalise by the wrong count: sessions of several rows, a choice over the whole mini-batch, a KL beside the loss.
+FAMILIES = {
+    "gspo, several outputs": (ActorConfig(policy_loss=PolicyLossConfig(loss_mode="gspo"), entropy_coeff=0.01, **SMALL), AlgorithmConfig()),
+    "clip_cov, optimal baseline": (
+        ActorConfig(policy_loss=PolicyLossConfig(loss_mode="clip_cov", clip_cov_ratio=0.2, clip_cov_lb=0.01, clip_cov_ub=50.0), **SMALL),
+        AlgorithmConfig(adv_estimator="optimal_token_baseline"),
+    ),
+    "dr.grpo, KL twice": (
+        ActorConfig(loss_agg_mode="seq-mean-token-sum-norm", use_kl_loss=True, kl_loss_coef=0.5, **SMALL),
+        AlgorithmConfig(norm_adv_by_std_in_grpo=False, use_kl_in_reward=True, kl_ctrl=KLControl(type="adaptive", kl_coef=0.1, horizon=50)),
+    ),
+}
+
+
+def family_steps(rank, ranks: int, store: DictStore, actor: ActorConfig, **order) -> list[dict]:
+    """Two steps on the same rows, the second away from the start; the metrics of each."""
+    meta = make_rows(store, 4, 3, seed=3, outputs=2)
+    if order.get("reversed"):
+        meta = meta.select_keys(meta.keys[::-1])
+    reports = []
+    for _ in range(2):
+        judged, report = one_step(rank, ranks, store, meta, actor)
+        reports.append(judged.metrics | report.metrics)
+    return reports
 
 
 def weights_of(rank) -> dict[str, torch.Tensor]:
@@ -27,7 +54,9 @@ def one_step(rank, ranks, store, meta, actor):
     """Score, judge and learn ``meta``. Each process fills a store of its own, so each scores every share and judges its copy."""
     for share in plan_shares(meta, ranks, actor):
         report = rank.log_probs(share)
-    rank.advantages(meta)
+        if rank.has_reference:
+            rank.ref_log_probs(share)
+    report.metrics |= rank.advantages(meta).metrics
     return report, rank.update(plan_update(meta, ranks, actor, **STEP)[rank.rank])
 
 
@@ -85,8 +114,19 @@ def _main(number: int, address, results, model: str, folder: Path) -> None:
     else:
         meeting = address.get(timeout=LIMIT_S)
     rank.start(meeting)
-    results.put((number, json.dumps(scenario(rank, number, folder))))
+    found = scenario(rank, number, folder)
     rank.stop()
+    for name, (actor, algorithm) in FAMILIES.items():
+        store = DictStore()
+        rank = make_rank(model, store, folder, rank=number, ranks=2, actor=actor, algorithm=algorithm)
+        if number == 0:
+            address.put(rank.open_rendezvous("127.0.0.1"))
+            rank.start(rank._rendezvous.address)
+        else:
+            rank.start(address.get(timeout=LIMIT_S))
+        found[name] = family_steps(rank, 2, store, actor)
+        rank.stop()
+    results.put((number, json.dumps(found)))
 
 
 def run(model: str, folder: Path) -> list[dict]:

@@ -8,6 +8,7 @@ from streamrl.config import Config
 from streamrl.config.load import load, resolve
 
 ROOT = Path(__file__).parents[2]
+SCORES = ROOT / "tests" / "pipeline" / "scores.py"
 
 
 def tiny_config(*overrides: str, prompts: int = 8, n: int = 4, steps: int = 3, engine: str = "scripted") -> Config:

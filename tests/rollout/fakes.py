@@ -81,7 +81,7 @@ def lease(the_row=None, attempt=1):
     return GroupLease("a1", attempt, 0, the_row or row(), 2, 1)
 
 
-def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, **rollout):
+def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, greedy_baseline=False, **rollout):
     return GroupSessionRunner(
         rollout=RolloutConfig(**rollout),
         data=DataConfig(max_prompt_length=max_prompt_length, max_response_length=max_response_length),
@@ -89,5 +89,6 @@ def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length
         generate=generate,
         scorer=scorer or EqualScorer(),
         run_seed=7,
+        greedy_baseline=greedy_baseline,
         clock=clock,
     )

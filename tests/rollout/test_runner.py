@@ -213,3 +213,60 @@ def test_validation_is_greedy_in_row_order_and_failures_are_nan():
 
 def test_validation_of_no_rows_is_no_scores():
     assert asyncio.run(runner_of(ScriptedGenerate()).evaluate([])) == []
+
+
+def test_sessions_of_a_group_share_one_greedy_score_which_is_no_row():
+    generate = ScriptedGenerate(*[part("5")] * 3)
+
+    async def work():
+        runner = runner_of(generate, n=2, temperature=0.7, greedy_baseline=True)
+        rows = await asyncio.gather(*(runner.run(lease(), session_id, 0) for session_id in range(2)))
+        assert runner._greedy._shared == {}, "nothing of a group stays"
+        return rows
+
+    groups = asyncio.run(work())
+    assert [[str(r.key) for r in rows] for rows in groups] == [["a1_0_0"], ["a1_1_0"]]
+    assert {r.extra["reward_baselines"] for rows in groups for r in rows} == {1.0}
+    assert sorted(r.sampling.temperature for r in generate.requests) == [0.0, 0.7, 0.7]
+    assert len({r.request_id for r in generate.requests}) == 3
+
+
+def test_a_failed_greedy_session_fails_the_session_and_a_retry_makes_another():
+    class GreedyFailsOnce:
+        def __init__(self):
+            self.failed = 0
+
+        async def __call__(self, request):
+            if request.sampling.temperature == 0.0 and not self.failed:
+                self.failed += 1
+                raise OSError("gone")
+            return part("5")
+
+    async def work():
+        runner = runner_of(GreedyFailsOnce(), greedy_baseline=True)
+        with pytest.raises(SessionFailed) as error:
+            await runner.run(lease(), 0, 0)
+        assert error.value.reason == "engine_error"
+        return await runner.run(lease(), 0, 1)
+
+    assert asyncio.run(work())[0].extra["reward_baselines"] == 1.0
+
+
+def test_a_greedy_session_ends_with_the_last_session_of_its_group():
+    generate = ScriptedGenerate("hang", "hang")
+
+    async def work():
+        task = asyncio.create_task(runner_of(generate, greedy_baseline=True).run(lease(), 0, 0))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    assert len(generate.requests) == generate.cancelled == 2
+
+
+def test_a_log_prob_that_is_not_finite_fails_its_session_alone():
+    runner, the_lease = with_outputs(output(response_logprobs=[-0.1, float("nan")]))
+    assert failure(runner, the_lease=the_lease).reason == "loop_error"

@@ -10,4 +10,4 @@ from streamrl.algorithms.registry import Registry
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 LOSSES: Registry[PolicyLoss] = Registry("policy loss (actor.policy_loss.loss_mode)")
-MAX_METRICS = frozenset({"ratio_max"})  # combine by maximum; every other loss metric is a share of the global mean and adds up
+MAX_METRICS = frozenset({"ratio_max"})  # combine by maximum; every other loss metric is a share of the global mean, or a count, and adds up

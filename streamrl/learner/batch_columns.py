@@ -1,0 +1,87 @@
+"""What the advantage stage reads of a batch: the store's columns as right-padded tensors [B, R], chosen by the configuration.
+
+Asks for a column only when something needs it, and for the engine's log-probs also for metrics. Knows nothing of what is made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from streamrl.config.objective import needed_columns, reads_rollout_log_probs
+from streamrl.config.training import AlgorithmConfig
+from streamrl.errors import ConfigError, MissingField
+from streamrl.learner.rows import Column
+from streamrl.protocol.meta import KVBatchMeta
+
+_BASE = ("response_mask", "rm_scores", "old_log_probs")
+
+
+class Columns(Protocol):
+    """What a rank needs of the store: columns by key, in the order of the keys; all common ones when none are selected."""
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict: ...
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class BatchColumns:
+    """Of one batch. ``further`` holds what the estimator and the metrics read beside the named ones."""
+
+    response_mask: Tensor
+    rm_scores: Tensor
+    old_log_probs: Tensor
+    rollout_log_probs: Tensor | None
+    further: dict[str, Any]
+    lags: Tensor | None  # versions between a token's sampling and this step
+    lengths: list[int]
+
+    def unpadded(self, values_BR: Tensor) -> list[Tensor]:
+        """As the store keeps a token column."""
+        return [row[:length] for row, length in zip(values_BR, self.lengths, strict=True)]
+
+
+def read_batch(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig) -> BatchColumns:
+    """One get for what must be there, one for the engine's log-probs."""
+    version = (batch.extra_info or {}).get("version")
+    names = [*_BASE, *further_columns(algorithm), *([] if version is None else ["rollout_versions"])]
+    columns = store.kv_batch_get(batch.keys, batch.partition_id, select_fields=list(dict.fromkeys(names)))
+    mask = Column.of(columns["response_mask"])
+    base = {name: Column.of(columns[name]).padded() for name in _BASE}
+    lags = None if version is None else (version - Column.of(columns["rollout_versions"]).padded()).clamp(min=0)
+    further = {name: _value(columns[name]) for name in further_columns(algorithm)}
+    return BatchColumns(**base, rollout_log_probs=_rollout_log_probs(store, batch, algorithm), further=further, lags=lags, lengths=mask.lengths().tolist())
+
+
+def further_columns(algorithm: AlgorithmConfig) -> list[str]:
+    """What the estimator needs, the reference's log-probs for a KL in the reward, and the entropies that the scoring pass wrote."""
+    needed = [name for name in needed_columns(algorithm.adv_estimator) if name not in _BASE]
+    needed += ["ref_log_prob"] if algorithm.use_kl_in_reward else []
+    return needed + ([] if algorithm.rollout_correction.bypass_mode else ["entropy"])
+
+
+def _value(column: Any) -> Any:
+    """Token columns [B, R], numbers [B], objects as a list."""
+    if not isinstance(column, Tensor):
+        return column.tolist()
+    return column if column.dim() == 1 and not column.is_nested else Column.of(column).padded()
+
+
+def _rollout_log_probs(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig) -> Tensor | None:
+    """The engine's log-probs: needed by the correction, otherwise only for metrics."""
+    try:
+        return Column.of(store.kv_batch_get(batch.keys, batch.partition_id, select_fields=["rollout_log_probs"])["rollout_log_probs"]).padded()
+    except MissingField as error:
+        if not reads_rollout_log_probs(algorithm):
+            return None
+        raise missing_log_probs() from error
+
+
+def missing_log_probs() -> ConfigError:
+    return ConfigError(
+        "$.rollout.calculate_log_probs: algorithm.rollout_correction needs the engine's log-probs, got rows without rollout_log_probs; "
+        "set rollout.calculate_log_probs=true, or algorithm.rollout_correction.rollout_is=null to train uncorrected"
+    )

@@ -1,0 +1,59 @@
+"""Metrics of the advantage stage, over the whole batch: names are verl's where it has one. Decides nothing.
+
+Shapes: B rows, R response tokens, S samples, G groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamrl.algorithms.advantages.samples import Samples, row_scores
+from streamrl.algorithms.diagnostics import entropy_diagnostics, rejected_share, zero_variance_share
+from streamrl.protocol.meta import KVBatchMeta
+
+
+def reward_metrics(samples: Samples, rewards_BR: Tensor, advantages_BR: Tensor, returns_BR: Tensor, kept_BR: Tensor) -> dict[str, float]:
+    """Scores and rewards per accepted sample (before and after a KL penalty), advantages and returns per trained token, groups without a signal."""
+    accepted, sizes = samples.accepted_S, samples.group_sizes()
+    rewards_S = row_scores(rewards_BR, torch.ones_like(rewards_BR))[samples.last_row_S]
+    metrics = spread("critic/score", samples.score_S[accepted]) | spread("critic/rewards", rewards_S[accepted])
+    metrics |= spread("critic/advantages", advantages_BR[kept_BR].numpy()) | spread("critic/returns", returns_BR[kept_BR].numpy())
+    share = zero_variance_share(samples.score_S[accepted], samples.group_S[accepted].tolist())
+    return metrics | {
+        "training/groups": float(len(sizes)),
+        "training/zero_variance_groups": float(round(share * int((sizes > 1).sum()))),
+        "training/zero_variance_share": share,
+        "training/single_sample_groups_ratio": float((sizes == 1).mean()),
+        "training/rejected_samples": float((~accepted).sum()),
+    }
+
+
+def token_metrics(response_mask_BR: Tensor, kept_BR: Tensor, entropy_BR: Tensor | None) -> dict[str, float]:
+    """The share of model tokens without a loss; how the entropy spreads (its mean is the scoring stage's)."""
+    metrics = {"training/rejected_token_share": rejected_share(response_mask_BR, kept_BR)}
+    if entropy_BR is not None:
+        found = entropy_diagnostics(entropy_BR, response_mask_BR)
+        metrics |= {f"actor/{name}": found[name] for name in ("entropy_p10", "entropy_near_zero")}
+    return metrics
+
+
+def length_metrics(response_mask_BR: Tensor) -> dict[str, float]:
+    """Model tokens per row; the lengths with observations come from the tags."""
+    return spread("training/model_tokens", response_mask_BR.bool().sum(1).double().numpy())
+
+
+def tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
+    """Lengths as the rollout wrote them."""
+    metrics: dict[str, float] = {}
+    for name, tag in (("response_length", "response_len"), ("prompt_length", "prompt_len")):
+        metrics |= spread(name, np.array([row[tag] for row in batch.tags if tag in row], dtype=float))
+    return metrics
+
+
+def spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean, max and min; nothing for an empty set."""
+    if not len(values):
+        return {}
+    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
