@@ -145,9 +145,9 @@ def _from_nested(name: str, nested: Any) -> EncodedColumn:
     torch = sys.modules["torch"]
     if nested.layout is not torch.jagged:
         raise ProtocolError(f"nested tensors are jagged, got layout {nested.layout} for {name!r}; build them with nested_tensor_from_jagged")
-    axis = nested._ragged_idx - 1
-    if axis == 0 and nested.lengths() is None and nested.is_contiguous():
-        dtype, values = _bytes_of(name, nested.values())
+    axis, values = nested._ragged_idx - 1, nested.values()
+    if axis == 0 and nested.lengths() is None and values.is_contiguous():
+        dtype, values = _bytes_of(name, values)
         offsets = nested.offsets().tolist()
         spec = _declared(name, ColumnSpec(dtype, "ragged", 0, tuple(values.shape[1:])))
         lengths = [end - begin for begin, end in itertools.pairwise(offsets)]
@@ -249,8 +249,9 @@ def decode_rows(column: LocatedColumn, data: np.ndarray) -> list[Any]:
     return rows if column.present is None else [row if there else None for row, there in zip(rows, column.present, strict=True)]
 
 
-def decode_tensor(column: LocatedColumn, data: np.ndarray) -> Any:
-    """The column as it goes into a TensorDict: tensor, jagged nested tensor or NonTensorStack."""
+def decode_tensor(column: LocatedColumn, data: np.ndarray, offsets: dict[tuple[int, ...], Any]) -> Any:
+    """The column as it goes into a TensorDict: tensor, jagged nested tensor or NonTensorStack. Columns with rows of the same lengths get the same
+    entry of ``offsets``: torch combines nested tensors elementwise only when they share that object."""
     import torch
 
     spec = column.spec
@@ -266,10 +267,10 @@ def decode_tensor(column: LocatedColumn, data: np.ndarray) -> Any:
         values = values.reshape(-1, *spec.inner_shape)
     else:
         values = np.concatenate(_split(column, data), axis=axis)
-    offsets = torch.zeros(len(column.lengths) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor(column.lengths, dtype=torch.int64), 0, out=offsets[1:])
-    longest, shortest = max(column.lengths), min(column.lengths)
-    return torch.nested.nested_tensor_from_jagged(_tensor(torch, spec, values), offsets, jagged_dim=axis + 1, min_seqlen=shortest, max_seqlen=longest)
+    lengths = tuple(column.lengths)
+    if lengths not in offsets:
+        offsets[lengths] = torch.from_numpy(np.cumsum((0, *lengths), dtype=np.int64))
+    return torch.nested.nested_tensor_from_jagged(_tensor(torch, spec, values), offsets[lengths], jagged_dim=axis + 1)
 
 
 def _tensor(torch: Any, spec: ColumnSpec, values: np.ndarray) -> Any:

@@ -5,45 +5,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from streamrl.dataplane.columns import describe_spec, unit_bytes
+from streamrl.dataplane.columns import describe_spec
+from streamrl.dataplane.journal import PartitionState, Piece, RowState
 from streamrl.dataplane.pool import SegmentPool
+from streamrl.dataplane.rows import Column, Row, uid_of
+from streamrl.dataplane.spill import Resident
 from streamrl.errors import DtypeClash, MissingField, MissingKey, NotReady, ProtocolError, StaleWrite
-from streamrl.protocol.fields import TRAJECTORY_FIELDS, ColumnSpec
-from streamrl.protocol.keys import TrajectoryKey
+from streamrl.protocol.fields import TRAJECTORY_FIELDS
 from streamrl.protocol.segments import ABSENT, ColumnPut, Located, LocatedColumn, PutRequest
 
 MAX_TOMBSTONES = 1 << 17
 SHOWN = 5  # keys named in a message
 _LENGTH_TAGS = {"prompts": "prompt_len", "input_ids": "seq_len", "position_ids": "seq_len"}
 LENGTH_TAGS = {name: _LENGTH_TAGS.get(name, "response_len") for name, spec in TRAJECTORY_FIELDS.items() if spec.kind == "ragged"}
-
-Piece = tuple[int, int, int]  # segment, offset, length (entries of the free axis, or bytes of an object; 0 for fixed shapes)
-
-
-class Row:
-    """Pieces by field, and the tag. ``attempt`` None: the row belongs to no group."""
-
-    __slots__ = ("attempt", "pieces", "tag", "uid")
-
-    def __init__(self, attempt: int | None, uid: str | None) -> None:
-        self.attempt, self.uid = attempt, uid
-        self.pieces: dict[str, Piece] = {}
-        self.tag: dict[str, Any] = {}
-
-
-class _Column:
-    __slots__ = ("num_rows", "spec", "unit")
-
-    def __init__(self, spec: ColumnSpec) -> None:
-        self.spec, self.unit, self.num_rows = spec, unit_bytes(spec), 0
-
-    def piece_bytes(self, length: int) -> int:
-        return self.unit * length if self.spec.kind in ("ragged", "object") else self.unit
-
-    def total_bytes(self, lengths: list[int]) -> int:
-        return self.unit * (sum(lengths) if self.spec.kind in ("ragged", "object") else len(lengths))
 
 
 class Partition:
@@ -55,7 +32,7 @@ class Partition:
         self.groups: dict[str, dict[str, None]] = {}  # uid -> its keys
         self.live_bytes = 0
         self._pool = pool
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, Column] = {}
         self._tombstones: dict[str, int] = {}  # key -> attempt of the cleared row
         self._ended: dict[str, int] = {}  # uid of a group that has ended -> its last attempt
 
@@ -74,7 +51,7 @@ class Partition:
             if len(column.lengths) != len(keys):
                 raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} of {column.name!r} for {len(keys)} keys; pass them together")
             self._check_spec(column)
-            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + _Column(column.spec).total_bytes(column.lengths))
+            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + sum(Column(column.spec).sizes(column.lengths)))
             self._check_lengths(column, request, plan)
         return plan
 
@@ -96,7 +73,7 @@ class Partition:
                 f"a cleared row is written again by a later attempt only, got attempt {attempt} for {key!r} cleared at attempt {grave}; discard it"
             )
         if row is None:
-            if attempt is not None and attempt <= self._ended.get(_uid_of(key) or "", -1):
+            if attempt is not None and attempt <= self._ended.get(uid_of(key) or "", -1):
                 raise StaleWrite(f"rows are written while their group lives, got {key!r} of a group that has ended; discard it")
             return None
         if attempt is None or row.attempt is None or attempt == row.attempt:
@@ -137,21 +114,22 @@ class Partition:
         return row
 
     def _join_group(self, key: str, row: Row, attempt: int) -> None:
-        row.attempt, row.uid = attempt, _uid_of(key)
+        row.attempt, row.uid = attempt, uid_of(key)
         if row.uid is not None:
             self.groups.setdefault(row.uid, {})[key] = None
 
     def _set_pieces(self, put: ColumnPut, rows: list[Row], segment_id: int | None) -> None:
         """Point the rows at their new pieces; old ones become unreachable."""
-        name, column, offset = put.name, self._columns.setdefault(put.name, _Column(put.spec)), put.base
-        total = column.total_bytes(put.lengths)
+        name, column = put.name, self._columns.setdefault(put.name, Column(put.spec))
+        sizes = column.sizes(put.lengths)
+        total = sum(sizes)
         if segment_id is not None and total:
             self._pool.add_live(segment_id, total)
             self.live_bytes += total
-        for row, length in zip(rows, put.lengths, strict=True):
-            old, size = row.pieces.get(name), column.piece_bytes(length)
-            row.pieces[name] = (segment_id if size and segment_id is not None else ABSENT, offset, length)
-            offset += size
+        starts = itertools.accumulate(sizes, initial=put.base)
+        for row, length, size, start in zip(rows, put.lengths, sizes, starts, strict=False):  # starts has the end as well
+            old = row.pieces.get(name)
+            row.pieces[name] = (ABSENT if not size or segment_id is None else segment_id, start, length)
             if old is None:
                 column.num_rows += 1
             else:
@@ -239,6 +217,69 @@ class Partition:
                 del graves[next(iter(graves))]
         return freed
 
+    # ---- moving to disk
+
+    def residents(self, keys: list[str], groups: list[str]) -> list[Resident]:
+        """Pieces of these rows that lie in shared memory, row by row; unknown rows are left out."""
+        wanted = dict.fromkeys([*keys, *(key for uid in groups for key in self.groups.get(uid, ()))])
+        found = []
+        for key in wanted:
+            for name, piece in self.rows[key].pieces.items() if key in self.rows else ():
+                if piece[0] != ABSENT and not self._pool.segments[piece[0]].ref.folder:
+                    found.append(Resident(key, name, piece, self._columns[name].piece_bytes(piece[2])))
+        return found
+
+    def aged(self) -> list[tuple[int, str, int]]:
+        """(seq_no, key, bytes) of the rows whose move would free memory of sealed segments."""
+        found = []
+        for key, row in self.rows.items():
+            sizes = [self._columns[name].piece_bytes(piece[2]) for name, piece in row.pieces.items() if self._pool.is_sealed(piece[0])]
+            if sizes and type(row.tag.get("seq_no")) is int:
+                found.append((row.tag["seq_no"], key, sum(sizes)))
+        return found
+
+    def still_there(self, resident: Resident) -> bool:
+        """Whether the row still has this piece."""
+        row = self.rows.get(resident.key)
+        return row is not None and row.pieces.get(resident.field) == resident.piece
+
+    def move(self, segment_id: int, moves: list[tuple[str, str, int]]) -> None:
+        """Point rows at the copies of their pieces."""
+        for key, name, offset in moves:
+            pieces, column = self.rows[key].pieces, self._columns[name]
+            old = pieces[name]
+            pieces[name] = (segment_id, offset, old[2])
+            self._hold_piece(column, pieces[name])
+            self._free_piece(column, old)
+
+    # ---- recovery
+
+    def state(self) -> PartitionState:
+        """All of it, for a journal."""
+        rows = [RowState(key, row.attempt, row.tag, row.pieces) for key, row in self.rows.items()]
+        return PartitionState(self.name, {name: column.spec for name, column in self._columns.items()}, rows, self._tombstones, self._ended)
+
+    def restore(self, state: PartitionState) -> None:
+        """Fill an empty partition; its segments are in the pool."""
+        self._tombstones, self._ended = state.tombstones, state.ended
+        self._columns = {name: Column(spec) for name, spec in state.columns.items()}
+        for saved in state.rows:
+            row = self.rows[saved.key] = Row(None, None)
+            row.tag, row.pieces = saved.tag, saved.pieces
+            if saved.attempt is not None:
+                self._join_group(saved.key, row, saved.attempt)
+            for name, piece in saved.pieces.items():
+                column = self._columns[name]
+                column.num_rows += 1
+                self._hold_piece(column, piece)
+
+    def lose(self, segments: set[int]) -> list[str]:
+        """Forget the rows with a piece in segments that are gone; a part of a row is of no use. Their keys."""
+        lost = [key for key, row in self.rows.items() if any(piece[0] in segments for piece in row.pieces.values())]
+        for key in lost:
+            self._free(key)
+        return lost
+
     def _free(self, key: str) -> None:
         row = self.rows.pop(key)
         for name, piece in row.pieces.items():
@@ -252,16 +293,14 @@ class Partition:
             if not self.groups[row.uid]:
                 del self.groups[row.uid]
 
-    def _free_piece(self, column: _Column, piece: Piece) -> None:
+    def _hold_piece(self, column: Column, piece: Piece) -> None:
+        if piece[0] != ABSENT:
+            size = column.piece_bytes(piece[2])
+            self.live_bytes += size
+            self._pool.add_live(piece[0], size)
+
+    def _free_piece(self, column: Column, piece: Piece) -> None:
         if piece[0] != ABSENT:
             size = column.piece_bytes(piece[2])
             self.live_bytes -= size
             self._pool.drop_live(piece[0], size)
-
-
-def _uid_of(key: str) -> str | None:
-    """The group of a trajectory key; None for other keys."""
-    try:
-        return TrajectoryKey.parse(key).uid
-    except ProtocolError:
-        return None

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from streamrl.config.rollout import DataplaneConfig
+from streamrl.dataplane.buffers import Buffers
 from streamrl.errors import MissingKey
 from streamrl.protocol.segments import ABSENT, SegmentRef
 
@@ -43,6 +44,11 @@ def align(offset: int) -> int:
     return (offset + ALIGN_BYTES - 1) // ALIGN_BYTES * ALIGN_BYTES
 
 
+def segment_path(folder: Path, ref: SegmentRef) -> Path:
+    """The file of a segment: in the store's ``folder``, or in the one on disk that the reference names."""
+    return (Path(ref.folder) if ref.folder else folder) / ref.name
+
+
 def create_segment(path: Path, size_bytes: int, generation: int) -> None:
     """A new file, mode 0600, with all its pages reserved. OSError (ENOSPC) when they can't be had; nothing is left then."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,6 +71,15 @@ def stamp_generation(path: Path, generation: int) -> None:
         os.close(fd)
 
 
+def is_intact(path: Path, ref: SegmentRef) -> bool:
+    """Whether the file is there, of its size and generation; a machine that was started anew has lost it."""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size == ref.size_bytes and file.read(_HEADER.size) == _HEADER.pack(_MAGIC, ref.generation)
+    except OSError:
+        return False
+
+
 def _map(path: Path, size_bytes: int, writable: bool) -> np.ndarray:
     fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
@@ -74,13 +89,43 @@ def _map(path: Path, size_bytes: int, writable: bool) -> np.ndarray:
         os.close(fd)
 
 
+class Mappings:
+    """Files of a folder that this process has mapped. They are kept, since a recycled file is lent again; those of unlinked files are let go."""
+
+    def __init__(self, folder: Path, writable: bool) -> None:
+        self._folder = folder
+        self._writable = writable
+        self._maps: dict[Path, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def known(self, ref: SegmentRef) -> np.ndarray | None:
+        """The mapping of a file that was mapped before."""
+        return self._maps.get(segment_path(self._folder, ref))
+
+    def get(self, ref: SegmentRef) -> np.ndarray:
+        """The whole file. FileNotFoundError when it was removed."""
+        path = segment_path(self._folder, ref)
+        found = self._maps.get(path)
+        if found is None:
+            found = self._maps[path] = _map(path, ref.size_bytes, self._writable)
+        return found
+
+    def release_unlinked(self) -> None:
+        """Drop mappings whose file is gone, so that their memory returns."""
+        for path in list(self._maps):
+            if not path.exists():
+                self._maps.pop(path, None)
+
+
 class SegmentWriter:
     """Append end of a lent segment. ``open_puts`` counts ranges that are reserved but not yet registered: while there are some, it isn't sealed."""
 
-    def __init__(self, folder: Path, ref: SegmentRef) -> None:
+    def __init__(self, mapped: np.ndarray, ref: SegmentRef) -> None:
         self.ref = ref
         self.open_puts = 0
-        self._bytes = _map(folder / ref.name, ref.size_bytes, writable=True)
+        self._bytes = mapped
         self._used = HEADER_BYTES
 
     def reserve(self, num_bytes: int) -> int | None:
@@ -100,42 +145,32 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Maps segments of a folder and copies runs out of them; no view of a segment leaves this package. Mappings of unlinked files are let go."""
+    """Copies runs out of the segments of a folder; no view of a segment leaves this package."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._maps: dict[str, np.ndarray] = {}
+        self.mappings = Mappings(folder, writable=False)
+        self._buffers = Buffers()
 
     def copy(self, columns: Sequence[Sequence[Run]], segments: Sequence[SegmentRef]) -> list[np.ndarray]:
         """One byte array per column: its runs back to back. MissingKey when a segment was cleared or lent again before the copy was done."""
         views = {ref.segment_id: self._view(ref) for ref in segments}
         _verify(views, segments)
-        buffers = [_gather(runs, views) for runs in columns]
+        buffers = [self._gather(runs, views) for runs in columns]
         _verify(views, segments)
         return buffers
 
-    def release_unlinked(self) -> None:
-        """Drop mappings whose file is gone, so that their memory returns."""
-        for name in list(self._maps):
-            if not (self._folder / name).exists():
-                self._maps.pop(name, None)
-
     def _view(self, ref: SegmentRef) -> np.ndarray:
-        view = self._maps.get(ref.name)
-        if view is None:
-            try:
-                view = self._maps[ref.name] = _map(self._folder / ref.name, ref.size_bytes, writable=False)
-            except FileNotFoundError:
-                raise _gone(f"segment {ref.name} which is removed") from None
-        return view
+        try:
+            return self.mappings.get(ref)
+        except FileNotFoundError:
+            raise _gone(f"segment {ref.name} which is removed") from None
 
-
-def _gather(runs: Sequence[Run], views: dict[int, np.ndarray]) -> np.ndarray:
-    out, place = np.empty(sum(run[2] for run in runs), np.uint8), 0
-    for segment_id, offset, size in runs:
-        out[place : place + size] = 0 if segment_id == ABSENT else views[segment_id][offset : offset + size]
-        place += size
-    return out
+    def _gather(self, runs: Sequence[Run], views: dict[int, np.ndarray]) -> np.ndarray:
+        out, place = self._buffers.take(sum(run[2] for run in runs)), 0
+        for segment_id, offset, size in runs:
+            out[place : place + size] = 0 if segment_id == ABSENT else views[segment_id][offset : offset + size]
+            place += size
+        return out
 
 
 def _verify(views: dict[int, np.ndarray], segments: Sequence[SegmentRef]) -> None:

@@ -4,12 +4,14 @@ A put copies its rows into the segment lent to this client and registers them wi
 lie and copies them once, straight into the batch. No pickle anywhere. The async verbs are the implementation; the plain ones run them on
 the given loop from another thread, or on a background loop of their own when none was given.
 
-Not here: reading from another node, and the journal that lets rows outlive the index process.
+Its index calls may be repeated by whoever carries them, also across a restart of the index. Not here: reading from another node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -19,19 +21,21 @@ from typing import Any
 import numpy as np
 
 from streamrl.config.rollout import DataplaneConfig
+from streamrl.dataplane.arguments import check_tags, key_list
+from streamrl.dataplane.calls import IndexCalls
 from streamrl.dataplane.columns import EncodedColumn, decode_rows, decode_tensor, encode_columns, one_row
-from streamrl.dataplane.index import IndexCalls
 from streamrl.dataplane.runner import LoopRunner
-from streamrl.dataplane.segments import SegmentReader, SegmentWriter, align, standard_bytes
-from streamrl.errors import ProtocolError, StoreFull
+from streamrl.dataplane.segments import Mappings, SegmentReader, SegmentWriter, align, standard_bytes
+from streamrl.errors import MissingKey, ProtocolError, StoreFull, StreamrlError
 from streamrl.protocol.fields import trajectory_columns
 from streamrl.protocol.meta import KVBatchMeta
-from streamrl.protocol.segments import ColumnPut, LocatedColumn, PutRequest
+from streamrl.protocol.segments import ColumnPut, Located, LocatedColumn, PutRequest
 from streamrl.protocol.trajectory import Trajectory
 
-THREAD_BYTES = 4 << 20  # larger copies leave the event loop
+log = logging.getLogger(__name__)
+
+THREAD_BYTES = 32 << 20  # larger copies leave the event loop, which this much holds up for about 10 ms; a thread that is waited for costs as much
 UNLINKED_CHECK_S = 1.0
-_TAG_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 class Store:
@@ -45,10 +49,12 @@ class Store:
     def __init__(self, index: IndexCalls, *, writer: str, folder: Path | None, config: DataplaneConfig, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.writer = f"{writer}#{secrets.token_hex(4)}"
         self._index = index
+        self._request_ids = itertools.count(1)
         self._config = config
         self._run = LoopRunner(loop)
         self._folder = folder
         self._reader: SegmentReader | None = None
+        self._mapped: Mappings | None = None
         self._current: SegmentWriter | None = None
         self._retired: list[SegmentWriter] = []
         self._lending: tuple[asyncio.AbstractEventLoop | None, asyncio.Lock] = (None, asyncio.Lock())
@@ -111,16 +117,21 @@ class Store:
 
     def kv_clear(self, keys: Sequence[str], partition_id: str) -> int:
         """Free rows and tags; unknown keys are ignored. The number freed."""
-        return self._run.wait(self._index.clear(partition_id, _key_list(keys), []))
+        return self._run.wait(self._index.clear(partition_id, key_list(keys), []))
 
     async def async_kv_clear(self, keys: Sequence[str], partition_id: str) -> int:
-        return await self._run.here(self._index.clear(partition_id, _key_list(keys), []))
+        return await self._run.here(self._index.clear(partition_id, key_list(keys), []))
 
     async def clear(self, keys: list[str]) -> int:
         """Free rows of the training partition. A uid among ``keys`` is a group that has ended: all its rows go, later writes are refused."""
         rows = [key for key in keys if "_" in key]
         groups = [key for key in keys if "_" not in key]
         return await self._run.here(self._index.clear("train", rows, groups))
+
+    async def spill(self, groups: list[str]) -> int:
+        """Move all rows of these groups (uids) of the training partition to disk, where they take no shared memory and read as before. Bytes moved;
+        StoreFull when the disk has no room, and what was not moved stays in memory."""
+        return await self._run.here(self._index.spill("train", [], groups))
 
     async def aclose(self) -> None:
         """Seal this client's segments. Rows stay readable for others."""
@@ -138,19 +149,19 @@ class Store:
         await self._put([key], partition_id, None if fields is None else one_row(fields), None if tag is None else [tag])
 
     async def _put(self, keys: Sequence[str], partition_id: str, fields: Any, tags: Sequence[dict[str, Any]] | None) -> None:
-        names = _key_list(keys)
+        names = key_list(keys)
         if fields is None and tags is None:
             raise ProtocolError(f"a put has fields or tags, got neither for {len(names)} keys; pass one of them")
         if len(set(names)) != len(names):
             raise ProtocolError(f"keys of a put are distinct, got {len(names) - len(set(names))} twice among {names[:5]}; put each row once")
         if tags is not None:
-            _check_tags(names, tags)
+            check_tags(names, tags)
         columns = [] if fields is None else encode_columns(fields, len(names))
         if not columns and tags is None:
             raise ProtocolError(f"a put has columns or tags, got an empty mapping for {len(names)} keys; pass one of them")
         if not names:
             return
-        request = PutRequest(self.writer, partition_id, names, [], None, None if tags is None else [dict(tag) for tag in tags])
+        request = PutRequest(self.writer, partition_id, names, [], None, None if tags is None else [dict(tag) for tag in tags], next(self._request_ids))
         places, size = _lay_out(columns)
         if not size:
             request.columns = [ColumnPut(column.name, column.spec, 0, column.lengths) for column in columns]
@@ -169,7 +180,7 @@ class Store:
             raise
         finally:
             segment.open_puts -= 1
-            await self._seal_retired()
+            await self._try_seal()
 
     async def _reserve(self, size: int) -> tuple[SegmentWriter, int]:
         """A range of a lent segment. A put that fills most of one gets a segment of its own, so that small rows don't waste the rest."""
@@ -206,8 +217,12 @@ class Store:
         return segment, start
 
     async def _borrow(self, size: int) -> SegmentWriter:
-        ref = await self._index.lend(self.writer, align(size))
-        return await asyncio.to_thread(SegmentWriter, await self._where(), ref)
+        ref = await self._index.lend(self.writer, align(size), next(self._request_ids))
+        if self._mapped is None:
+            self._mapped = Mappings(await self._where(), writable=True)
+        self._mapped.release_unlinked()
+        known = self._mapped.known(ref)
+        return SegmentWriter(await asyncio.to_thread(self._mapped.get, ref) if known is None else known, ref)
 
     def _keep(self, borrowing: asyncio.Future[SegmentWriter]) -> None:
         """A segment that arrived after its put was cancelled serves the next one."""
@@ -218,12 +233,19 @@ class Store:
         else:
             self._retired.append(borrowing.result())
 
+    async def _try_seal(self) -> None:
+        """As part of a put, whose own outcome counts: what can't be sealed now is sealed after the next one."""
+        try:
+            await self._seal_retired()
+        except StreamrlError as error:
+            log.warning("%s could not hand its full segments back yet: %s", self.writer, error)
+
     async def _seal_retired(self) -> None:
         """Hand full segments back once their last put is registered."""
         done = [segment for segment in self._retired if not segment.open_puts]
         if done:
-            self._retired = [segment for segment in self._retired if segment.open_puts]
             await self._index.seal(self.writer, [segment.ref.segment_id for segment in done])
+            self._retired = [segment for segment in self._retired if segment not in done]
 
     async def _close(self) -> None:
         async with self._lock():
@@ -231,7 +253,7 @@ class Store:
                 self._retired.append(self._current)
                 self._current = None
         await self._seal_retired()
-        self._reader = None
+        self._reader = self._mapped = None
 
     # ---- get, step by step --------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +261,8 @@ class Store:
         columns = await self._fetch(keys, partition_id, fields, optional)
         from tensordict import TensorDict
 
-        batch = {column.name: decode_tensor(column, data) for column, data in columns}
+        offsets: dict[tuple[int, ...], Any] = {}
+        batch = {column.name: decode_tensor(column, data, offsets) for column, data in columns}
         if optional:
             batch["presence"] = _presence(columns, fields, len(keys))
         return TensorDict(batch, batch_size=[len(keys)])
@@ -249,22 +272,31 @@ class Store:
 
     async def _fetch(self, keys: Sequence[str], partition_id: str, fields: Sequence[str] | None, optional: bool) -> list[tuple[LocatedColumn, np.ndarray]]:
         """Bytes of every column, copied once."""
-        names = _key_list(keys)
+        names = key_list(keys)
         if not names:
             raise ProtocolError("a get names at least one row, got no keys; skip empty batches")
-        wanted = None if fields is None else list(dict.fromkeys(_key_list(fields)))
-        located = await self._index.locate(partition_id, names, wanted, optional)
+        wanted = None if fields is None else list(dict.fromkeys(key_list(fields)))
         if self._reader is None:
             self._reader = SegmentReader(await self._where())
-        runs = [column.runs for column in located.columns]
-        if sum(run[2] for column_runs in runs for run in column_runs) > THREAD_BYTES:
-            buffers = await asyncio.to_thread(self._reader.copy, runs, located.segments)
-        else:
-            buffers = self._reader.copy(runs, located.segments)
+        for last in (False, False, True):
+            located = await self._index.locate(partition_id, names, wanted, optional)
+            try:
+                buffers = await self._copy_out(self._reader, located)
+                break
+            except MissingKey:  # cleared, or only moved: the index tells
+                if last:
+                    raise
         if time.monotonic() - self._checked_unlinked > UNLINKED_CHECK_S:
-            self._reader.release_unlinked()
+            self._reader.mappings.release_unlinked()
             self._checked_unlinked = time.monotonic()
         return list(zip(located.columns, buffers, strict=True))
+
+    @staticmethod
+    async def _copy_out(reader: SegmentReader, located: Located) -> list[np.ndarray]:
+        runs = [column.runs for column in located.columns]
+        if sum(run[2] for column_runs in runs for run in column_runs) > THREAD_BYTES:
+            return await asyncio.to_thread(reader.copy, runs, located.segments)
+        return reader.copy(runs, located.segments)
 
     def _lock(self) -> asyncio.Lock:
         """Held while a segment is fetched; a lock serves one loop, and the store's loop may have been replaced."""
@@ -277,25 +309,6 @@ class Store:
         if self._folder is None:
             self._folder = Path(await self._index.folder())
         return self._folder
-
-
-def _key_list(keys: Sequence[str]) -> list[str]:
-    names = list(keys) if not isinstance(keys, str) else [keys]
-    wrong = [name for name in names if not isinstance(name, str) or not name]
-    if wrong or isinstance(keys, str):
-        raise ProtocolError(f"keys and fields are lists of non-empty str, got {keys if isinstance(keys, str) else wrong[:5]!r}; wrap a single one in a list")
-    return names
-
-
-def _check_tags(keys: list[str], tags: Sequence[dict[str, Any]]) -> None:
-    if len(tags) != len(keys):
-        raise ProtocolError(f"a put has one tag per key, got {len(tags)} tags for {len(keys)} keys; pass them together")
-    for key, tag in zip(keys, tags, strict=True):
-        if not isinstance(tag, dict):
-            raise ProtocolError(f"a tag is a dict of names, got {type(tag).__name__} at {key!r}; pass name -> value")
-        wrong = {name: type(value).__name__ for name, value in tag.items() if type(value) not in _TAG_TYPES or not isinstance(name, str)}
-        if wrong:
-            raise ProtocolError(f"tag values are None, bool, int, float, str or bytes under str names, got {wrong} at {key!r}; put other values into a column")
 
 
 def _lay_out(columns: list[EncodedColumn]) -> tuple[list[int], int]:

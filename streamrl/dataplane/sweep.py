@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -42,11 +43,20 @@ def write_owner(folder: Path, pid: int) -> None:
     (folder / OWNER_FILE).write_bytes(msgspec.json.encode(Owner(pid, started)))
 
 
-def sweep(shm_dir: Path) -> list[Path]:
-    """Remove the folders of runs whose owner is dead. Returns what was removed."""
-    removed = []
+def is_owner(folder: Path, pid: int) -> bool:
+    """Whether ``folder`` is tied to the process that has this pid now."""
+    try:
+        owner = msgspec.json.decode((folder / OWNER_FILE).read_bytes(), type=Owner)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+    return owner == Owner(pid, process_start(pid) or 0)
+
+
+def sweep(shm_dir: Path, keep: Iterable[Path] = ()) -> list[Path]:
+    """Remove the folders of runs whose owner is dead, but none of ``keep``: what a journal names is adopted. Returns what was removed."""
+    removed, kept = [], {Path(folder).absolute() for folder in keep}
     for folder in sorted(Path(shm_dir).glob(f"{PREFIX}*")):
-        if _is_ours(folder) and not _is_owned(folder):
+        if _is_ours(folder) and not _is_owned(folder) and folder.absolute() not in kept:
             shutil.rmtree(folder, ignore_errors=True)
             log.info("removed the segments of a dead run: %s", folder.name)
             removed.append(folder)

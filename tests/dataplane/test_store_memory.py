@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from streamrl.dataplane import IndexCalls, Store, StoreIndex, sweep
-from streamrl.dataplane.segments import SegmentReader
+from streamrl.dataplane.columns import encode_columns
+from streamrl.dataplane.segments import SegmentReader, stamp_generation
 from streamrl.errors import ConfigError, MissingKey, ProtocolError, StaleWrite, StoreFull
 from streamrl.protocol.fields import trajectory_tag
 from streamrl.protocol.interfaces import TrajectoryStore
 from streamrl.protocol.rpc import Service, connect
-from streamrl.protocol.segments import PutRequest
+from streamrl.protocol.segments import ColumnPut, PutRequest, SegmentRef
+from tests.dataplane.store_cycles import check_no_leak, run_cycles
 from tests.dataplane.store_world import config, one_store, trajectory
 
 KB = 1024
@@ -228,9 +230,6 @@ def test_the_verbs_work_over_the_wire(tmp_path):
 def test_a_put_of_bytes_that_were_not_lent_is_refused(tmp_path):
     async def main():
         with one_store(tmp_path) as (store, index):
-            from streamrl.dataplane.columns import encode_columns
-            from streamrl.protocol.segments import ColumnPut
-
             await store.async_kv_put("k", "p", {"x": 1})
             (column,) = encode_columns({"y": np.arange(4)}, 4)
             keys = ["a", "b", "c", "d"]
@@ -279,17 +278,62 @@ def test_clearing_a_group_by_its_uid_frees_rows_nobody_reported_and_refuses_late
     asyncio.run(main())
 
 
-def test_many_cycles_leak_nothing(tmp_path):
+def test_two_thousand_cycles_leak_nothing(tmp_path):
+    check_no_leak(run_cycles(tmp_path, 2000))
+
+
+def test_b073_two_hundred_large_objects_of_which_only_the_newest_is_needed_fit_into_a_fifth_of_their_bytes(tmp_path):
+    with one_store(tmp_path, capacity_bytes=20 << 20) as (store, index):
+        reader = Store(index, writer="r", folder=index.path, config=config())
+        for turn in range(200):
+            store.kv_put(f"v{turn}", "p", {"o": {"weights": bytes([turn]) * 500_000}})
+            store.kv_clear([f"v{turn - 1}"], "p")
+            if turn % 10 == 0:
+                assert reader.get_numpy([f"v{turn}"], "p")["o"][0]["weights"][0] == turn
+            assert use(index).partitions["p"].rows == 1 and use(index).segments < 3
+        assert use(index).bytes_live < 600_000
+        reader._reader.mappings.release_unlinked()
+        assert len(reader._reader.mappings) <= 3
+
+
+def test_b068_a_file_that_cannot_be_removed_is_tried_again_and_its_rows_are_gone_all_the_same(tmp_path):
+    with one_store(tmp_path) as (store, index):
+        store.kv_batch_put(["big"], "p", block(300))
+        name = index._pool.segments[1].ref.name
+        (index.path / name).rename(tmp_path / "kept")
+        (index.path / name).mkdir()  # unlink fails on a folder
+        assert store.kv_clear(["big"], "p") == 1 and use(index).bytes_live == 0
+        assert use(index).bytes_allocated >= 300 * KB  # it still takes room
+        with pytest.raises(MissingKey):
+            store.get_numpy(["big"], "p")
+        (index.path / name).rmdir()
+        (tmp_path / "kept").rename(index.path / name)
+        store.kv_batch_put(["small"], "p", block(1))
+        assert use(index).bytes_allocated == 64 * KB and not (index.path / name).exists()
+
+
+def test_rows_beyond_four_gibibytes_are_found_over_the_wire(tmp_path):
     async def main():
-        with one_store(tmp_path) as (store, index):
-            for i in range(2000):
-                key = f"u{i}_0_0"
-                await store.async_kv_put(key, "p", {"x": np.arange(16)}, {"attempt": 1})
-                await store.async_kv_clear([key], "p")
-            after = await index.use()
-            assert after.bytes_allocated == 64 * KB and after.bytes_live == 0
-            partition = index._partitions["p"]
-            assert not partition.rows and not partition.groups and not partition._columns
+        with one_store(tmp_path) as (_, index):
+            ref, base = SegmentRef(7, "0" * 32, 1, 6 << 30), (5 << 30) + 64
+            with open(index.path / ref.name, "wb") as file:  # sparse
+                file.truncate(ref.size_bytes)
+            stamp_generation(index.path / ref.name, 1)
+            index._pool.assign(ref, "far#1", 1)
+            remote: IndexCalls = connect(IndexCalls, Service(IndexCalls, index).handle)
+            (column,) = encode_columns({"x": [np.arange(3), np.arange(2)]}, 2)
+            with open(index.path / ref.name, "r+b") as file:
+                file.seek(base)
+                file.write(np.concatenate([np.arange(3), np.arange(2)]).tobytes())
+            await remote.put(PutRequest("far#1", "p", ["a", "b"], [ColumnPut("x", column.spec, base, column.lengths)], 7))
+            store = Store(remote, writer="near", folder=None, config=config())
+            assert [x.tolist() for x in (await store.async_get_numpy(["b", "a"], "p"))["x"]] == [[0, 1], [0, 1, 2]]
+            huge = ColumnPut("y", column.spec, 64, [(5 << 30) // 8, 1])  # a single row of 5 GiB
+            await remote.put(PutRequest("far#1", "p", ["c", "d"], [huge], 7))
+            assert (await remote.locate("p", ["d"], ["y"], False)).columns[0].runs == [(7, 64 + (5 << 30), 8)]
+            assert (await remote.use()).bytes_live == (5 << 30) + 6 * 8
+            with pytest.raises(ProtocolError, match="inside its segment"):
+                await remote.put(PutRequest("far#1", "p", ["e"], [ColumnPut("y", column.spec, 64, [(6 << 30) // 8])], 7))
 
     asyncio.run(main())
 

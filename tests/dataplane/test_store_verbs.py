@@ -253,11 +253,22 @@ def test_fifty_concurrent_tag_puts_on_one_key_all_survive(tmp_path):
 def test_concurrent_puts_of_different_columns_all_survive(tmp_path):
     async def main():
         with one_store(tmp_path) as (store, _):
-            await asyncio.gather(*(store.async_kv_batch_put(["a", "b"], "p", {f"c{i}": torch.full((2, 7), i)}) for i in range(30)))
+            await asyncio.gather(*(store.async_kv_batch_put(["a", "b"], "p", {f"c{i}": torch.full((2, 7), i)}) for i in range(50)))
             batch = await store.async_kv_batch_get(["a", "b"], "p")
-            assert all((batch[f"c{i}"] == i).all() for i in range(30))
+            assert all((batch[f"c{i}"] == i).all() for i in range(50))
 
     asyncio.run(main())
+
+
+def test_b076_every_column_of_a_filtered_batch_has_the_kept_rows(store):
+    keys = [f"k{i}" for i in range(6)]
+    store.kv_batch_put(keys, "p", {"rewards": torch.arange(6.0), "x": [np.arange(i) for i in range(6)]}, [{"n": i} for i in range(6)])
+    kept = KVBatchMeta("p", keys, [{"n": i} for i in range(6)], ["rewards", "x"]).select_keys([keys[i] for i in (0, 1, 4, 5)])
+    batch = store.kv_batch_get_by_meta(kept)
+    assert batch["rewards"].tolist() == [0, 1, 4, 5] and [len(row) for row in rows_of(batch["x"])] == [0, 1, 4, 5]
+    with pytest.raises(ProtocolError, match="got 6 values of 'rewards' for 4 keys"):
+        store.kv_batch_put(kept.keys, "p", {"rewards": torch.arange(6.0)})
+    assert store.kv_batch_get(keys, "p", ["rewards"])["rewards"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_plain_verb_on_the_stores_own_loop_is_refused_instead_of_hanging(tmp_path):
