@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from streamrl.algorithms import advantages
+from streamrl.algorithms.kl_control import kl_controller
 from streamrl.config.training import AlgorithmConfig
 from streamrl.learner.judge import judge
 from streamrl.learner.plan import plan_shares, plan_update
@@ -121,12 +122,36 @@ def test_one_prompt_with_one_answer_walks_the_same_way(tmp_path):
     torch.testing.assert_close(done.judged.advantages, torch.full((1, 3), 1 / (1 + 1e-6)))
 
 
-def test_reference_and_critic_columns_are_padded_and_used_like_the_others(tmp_path):
-    columns = {name: [np.full(length, value, np.float32) for length in LENGTHS] for name, value in (("ref_log_prob", -0.75), ("values", 0.25))}
-    done = one_batch.walk(tmp_path, extra=columns)
+def with_columns(tmp_path, **values):
+    """The walk with a constant per-token column of each name in the store."""
+    return one_batch.walk(tmp_path, extra={name: [np.full(length, value, np.float32) for length in LENGTHS] for name, value in values.items()})
+
+
+def judged_again(done, config, controller=None, **columns):
     batch = done.padded.batch
-    assert batch["ref_log_prob"].shape == batch["values"].shape == (6, 6)
-    assert float(batch["values"].sum()) == 24 * 0.25
+    assert all(batch[name].shape == (6, 6) for name in ("response_mask", "rm_scores", "old_log_probs", *columns))
+    tensors = [batch[name] for name in ("response_mask", "rm_scores", "old_log_probs", "rollout_log_probs")]
+    judged = judge(done.meta.keys, *tensors, config, columns={name: batch[name] for name in columns}, controller=controller)
+    assert all(getattr(judged, name).shape == (6, 6) for name in ("token_level_rewards", "advantages", "returns"))
+    return judged
+
+
+def test_a_kl_in_the_reward_uses_the_reference_column_like_the_others(tmp_path):
+    done = with_columns(tmp_path, ref_log_prob=-0.75)
+    config = AlgorithmConfig(use_kl_in_reward=True)
+    judged = judged_again(done, config, kl_controller(config.kl_ctrl), ref_log_prob=-0.75)
+    mask, scores = done.padded.batch["response_mask"], done.padded.batch["rm_scores"]
+    torch.testing.assert_close(judged.token_level_rewards, scores - 0.001 * 0.25 * mask)  # kl = old - ref = 0.25 a token
+
+
+def test_gae_uses_the_critic_s_column_like_the_others(tmp_path):
+    done = with_columns(tmp_path, values=0.25)
+    judged = judged_again(done, AlgorithmConfig(adv_estimator="gae"), values=0.25)
+    mask, scores = done.padded.batch["response_mask"], done.padded.batch["rm_scores"]
+    outcome = scores.sum(1, keepdim=True)  # gamma = lam = 1: the return of every model token is the outcome
+    torch.testing.assert_close(judged.returns, outcome * mask)
+    raw = (outcome - 0.25)[mask.bool().nonzero()[:, 0]].flatten()
+    torch.testing.assert_close(judged.advantages[mask.bool()], (raw - raw.mean()) / raw.std(), atol=1e-5, rtol=0)
 
 
 def test_the_documentation_shows_what_the_code_prints(done):

@@ -88,8 +88,9 @@ def test_half_precision_inputs_stay_finite(name):
 
 
 def test_the_table_of_losses_is_the_registry():
-    assert losses.names() == sorted(POLICY_LOSSES)
-    for name in losses.names():
+    ours = [name for name in losses.names() if losses.get(name).__module__.startswith("streamrl.")]  # other tests register losses of their own
+    assert ours == sorted(POLICY_LOSSES)
+    for name in ours:
         assert losses.get(name).batch_dependent == POLICY_LOSSES[name].batch_dependent == (losses.get(name).select is not None)
         assert losses.get(name).__name__ == name and losses.get(name).__doc__
 
