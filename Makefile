@@ -3,7 +3,7 @@ PYTHON ?= python3
 BASE := .venv/.stamp-base
 TEST := .venv/.stamp-test
 
-.PHONY: setup demo test lint smollm2 study clean
+.PHONY: setup demo test lint smollm2 study chaos clean
 
 setup: $(TEST)
 
@@ -23,6 +23,9 @@ smollm2: $(TEST)  ## the model and data of configs/smollm2_chain_sum.yaml
 
 study: $(TEST)  ## what staleness costs, with and without correction: half an hour
 	.venv/bin/python examples/study_staleness.py runs/study
+
+chaos: $(TEST)  ## kill actors and drivers of a run fifty times: nothing may be lost or trained twice
+	.venv/bin/python -m tests.actors.chaos --kills 50
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

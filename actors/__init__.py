@@ -4,7 +4,9 @@ An actor builds library objects from the configuration, serves their interface, 
 reports its health and stops. It knows nothing of losses or tokens. Start reading at ``launch.py``; ``host.py`` is what all kinds share.
 
     launch.py      run(config): connect to Ray, start the actors, wire them, supervise, write the summary
-    supervisor.py  watches every actor's run; restarts rollout actors; ends the run with one clear error otherwise
+    supervisor.py  watches every actor's run; has dead actors replaced; ends the run with one clear error otherwise
+    restarts.py    how each kind is replaced
+    members.py     the actors of a run, by name
     cluster.py     the Ray to run on: an own local one, or one that exists
     host.py        base of all actors: settings, typed calls, metrics page, waits, child processes
     remote.py      a typed client of an actor, with deadlines

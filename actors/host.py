@@ -92,6 +92,7 @@ class Host:
         self.waits = WaitTable(self.name)
         self._service: Service | None = None
         self.channel: ChannelServer | None = None
+        self.record_children([])
 
     async def serve(self, interface: type, target: Any) -> None:
         """Answer the calls of ``interface`` from ``target``, until this process ends: those of this node on a socket, others through ``call``."""

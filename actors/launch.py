@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from actors import children
@@ -21,6 +22,8 @@ from actors.board import Board
 from actors.cluster import Cluster
 from actors.supervisor import Supervisor
 from streamrl.config import Config
+from streamrl.config.objective import objective
+from streamrl.dataplane import journalled_folder
 from streamrl.dataplane.sweep import PREFIX, sweep, write_owner
 from streamrl.errors import StreamrlError
 from streamrl.pipeline.build import weights_dir
@@ -34,7 +37,10 @@ ECHO_S = 0.1  # tools that end a job signal the process and its group: the same 
 
 
 def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> RunSummary:
-    """Run a resolved configuration in ``folder``; ``resume`` is a checkpoint folder. Raises what ended the run, after the summary was written."""
+    """Run a resolved configuration in ``folder``; ``resume`` is a checkpoint folder. Raises what ended the run, after the summary was written.
+
+    A folder that was run in before goes on where its journals end: with its rows, if they are still in shared memory, and without them otherwise.
+    """
     logs.setup("driver", file=folder.log_file("driver"), level=config.telemetry.log_level)
     board = Board(config, folder)
     cluster = Cluster(config, folder.run_id)
@@ -42,6 +48,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     status = "failed"
     try:
         board.say(f"run folder {folder.root}")
+        board.say(f"objective: {objective(config)}")
         board.state("starting")
         _clear_leftovers(config, folder)
         _open_weights(config, folder)
@@ -54,7 +61,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     finally:
         cluster.disconnect()
         _clear_leftovers(config, folder)
-        _remove_shared_memory(config, folder)
+        _remove_shared_memory(config, folder, keep=_adoptable(folder) if status == "failed" else [])
     summary = board.summary(status, error)
     board.close(summary)
     if error is not None:
@@ -99,14 +106,21 @@ def _clear_leftovers(config: Config, folder: RunFolder) -> None:
     for path in folder.children.glob("*.json"):
         children.end_leftovers(path)
     shutil.rmtree(folder.sockets, ignore_errors=True)
-    sweep(Path(config.dataplane.shm_dir))
+    sweep(Path(config.dataplane.shm_dir), keep=_adoptable(folder))
 
 
-def _remove_shared_memory(config: Config, folder: RunFolder) -> None:
-    """Segments and snapshots of this run, also those whose owner could not remove them."""
+def _adoptable(folder: RunFolder) -> list[Path]:
+    """Where the rows of a run lie that did not end in order."""
+    named = journalled_folder(folder.ledger)
+    return [] if named is None else [named]
+
+
+def _remove_shared_memory(config: Config, folder: RunFolder, keep: Iterable[Path] = ()) -> None:
+    """Segments and snapshots of this run, also those whose owner could not remove them, but none of ``keep``."""
+    kept = {path.name for path in keep}
     mine = re.compile(rf"{PREFIX}{re.escape(folder.run_id)}-([0-9a-f]{{16}}|weights)")
     for path in Path(config.dataplane.shm_dir).iterdir():
-        if mine.fullmatch(path.name):
+        if mine.fullmatch(path.name) and path.name not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -19,7 +19,7 @@ class LearnerActor(Host):
         self._closed = asyncio.Event()
         self.threaded: Threaded | None = None
         number = int(self.name.rsplit("-", 1)[1])
-        store = store_client(peers["store"], self.name, self.config.dataplane, self.folder)
+        store = store_client(peers["store"], self.name, self.config, self.folder)
         weights_dir = build.weights_dir(self.config, self.folder.run_id)
         self.rank = await asyncio.to_thread(build.build_rank, self.config, store, weights_dir, self.folder.samples, number)
 

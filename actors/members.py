@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
 import ray
+import ray.exceptions
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -21,7 +22,7 @@ from actors.rollout import RolloutActor
 from actors.store import StoreActor
 from actors.trainer import TrainerActor
 from streamrl.config import Config
-from streamrl.errors import from_wire
+from streamrl.errors import ActorDied, RunFailed, StreamrlError, from_wire
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,53 @@ def create(name: str, role: str, config: Config, settings: Callable[..., bytes])
     return Member(name, role, remote.remote(settings(name, role)))
 
 
+def handles(members: dict[str, Member]) -> dict[str, ActorHandle]:
+    """What an actor is introduced to."""
+    return {name: member.handle for name, member in members.items()}
+
+
+def of_role(members: dict[str, Member], role: str) -> list[Member]:
+    return [member for member in members.values() if member.role == role]
+
+
+async def join_learners(ranks: list[Member], limit_s: float) -> None:
+    """All ranks meet at an address of rank 0, load the model and shard it."""
+    address = await ranks[0].call("rendezvous", ray.util.get_node_ip_address(), limit_s=limit_s)
+    await together([rank.call("join", address, limit_s=limit_s) for rank in ranks])
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """All at once; the first error ends the wait."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def has_died(member: Member) -> bool:
+    """Its process is gone; a run that only reports an error ends with a result."""
+    return member.run is not None and member.run.done() and member.run.exception() is not None
+
+
+def failure_of(member: Member) -> StreamrlError | None:
+    """How the run of an actor ended, if it ended badly."""
+    if member.run is None or not member.run.done():
+        return None
+    if (error := member.run.exception()) is not None:
+        if isinstance(error, ray.exceptions.RayActorError):
+            return ActorDied(f"{member.name} (pid {member.hello.pid if member.hello else '?'}) has died")
+        return RunFailed(f"{type(error).__name__}: {error}")
+    wire = member.run.result()
+    return None if wire is None else from_wire(*wire)
+
+
+def is_serving(member: Member) -> bool:
+    """Its loop runs, as far as is known."""
+    return member.run is not None and not member.run.done()
+
+
 def names_of(config: Config) -> list[tuple[str, str]]:
     """(name, role) of every actor of a run, in the order they are opened."""
     fixed = [("store", "store"), ("replay", "replay"), ("prompt", "prompt")]
@@ -91,4 +139,4 @@ def names_of(config: Config) -> list[tuple[str, str]]:
     return [*fixed, *learners, *rollouts, ("trainer", "trainer")]
 
 
-__all__ = ["Member", "create", "names_of", "settings_for"]
+__all__ = ["Member", "create", "failure_of", "handles", "has_died", "is_serving", "join_learners", "names_of", "of_role", "settings_for", "together"]

@@ -1,4 +1,4 @@
-"""Replay actor: the one owner of group states, leases and the ledger."""
+"""Replay actor: the one owner of group states, leases and the ledger. A new one goes on where the journal ends."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from actors.store import store_client
 from streamrl.pipeline import build
 from streamrl.pipeline.metering import ReplayMeter
 from streamrl.protocol.interfaces import Replay
-from streamrl.replay import ReplayService
 
 
 class ReplayActor(Host):
     """Runs the buffer's timers; serves ``Replay``."""
 
     async def open(self, peers: dict[str, Any]) -> None:
-        store = store_client(peers["store"], self.name, self.config.dataplane, self.folder)
-        self.replay = ReplayService(build.build_replay(self.config), clear=store.clear)
+        store = store_client(peers["store"], self.name, self.config, self.folder)
+        self.replay = build.build_replay(self.config, store, self.folder.ledger)
         self.meter = ReplayMeter(self.metrics, self.config.replay.max_staleness)
         await self.serve(Replay, self.replay)
 

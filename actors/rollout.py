@@ -25,11 +25,12 @@ class RolloutActor(Host):
         await self.waits.limit(self.engine.start(), "the engine's start", f"{self.name} engine", limit_s)
         self.record_children(self.engine.child_pids())
         self.runner = build.build_runner(self.config, self.engine)
+        patience_s = self.config.cluster.restart_patience_s
         self.worker = build.build_worker(
             self.config,
             self.name,
-            replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + 55, folder=self.folder),
-            store=store_client(peers["store"], self.name, self.config.dataplane, self.folder),
+            replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + patience_s, folder=self.folder, patience_s=patience_s),
+            store=store_client(peers["store"], self.name, self.config, self.folder),
             runner=self.runner,
             engine=self.engine,
             waits=self.waits,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from actors.host import Host
 from actors.remote import client
-from streamrl.config.rollout import DataplaneConfig
-from streamrl.dataplane import IndexCalls, Store, StoreIndex
+from streamrl.config import Config
+from streamrl.dataplane import IndexCalls, Store
+from streamrl.pipeline import build
 from streamrl.telemetry.run_folder import RunFolder
 
 
@@ -18,8 +18,7 @@ class StoreActor(Host):
 
     async def open(self, peers: dict[str, Any]) -> None:
         self._closed = asyncio.Event()
-        shm_dir, run_id = Path(self.config.dataplane.shm_dir), self.folder.run_id
-        self.index = StoreIndex(shm_dir, run_id, self.config.dataplane, self.settings.driver_pid)
+        self.index = build.build_index(self.config, self.folder.run_id, self.settings.driver_pid, self.folder.ledger)
         await self.serve(IndexCalls, self.index)
 
     async def work(self) -> None:
@@ -30,7 +29,8 @@ class StoreActor(Host):
         self._closed.set()
 
 
-def store_client(handle: Any, writer: str, config: DataplaneConfig, folder: RunFolder) -> Store:
+def store_client(handle: Any, writer: str, config: Config, folder: RunFolder) -> Store:
     """The store as another actor uses it: index calls travel, bytes lie in shared memory. Called inside a running event loop."""
-    index = client(handle, "store", IndexCalls, limit_s=config.put_timeout_s + 30, folder=folder)
-    return Store(index, writer=writer, folder=None, config=config, loop=asyncio.get_running_loop())
+    patience_s = config.cluster.restart_patience_s
+    index = client(handle, "store", IndexCalls, limit_s=config.dataplane.put_timeout_s + 30, folder=folder, patience_s=patience_s)
+    return Store(index, writer=writer, folder=None, config=config.dataplane, loop=asyncio.get_running_loop())

@@ -16,12 +16,15 @@ from streamrl.errors import to_wire
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup
 from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.standing import Standing, read_standing, write_standing
 from streamrl.pipeline.trainer import Trainer
 from streamrl.pipeline.validation import Validator
 from streamrl.protocol.interfaces import BatchSource, Learner, PromptSource, Replica
 from streamrl.weights.publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
+
+KEPT_RECORDS = 32  # written down with the trainer's standing: more than the driver leaves unread
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -39,15 +42,17 @@ class TrainerActor(Host):
     async def open(self, peers: dict[str, Any]) -> None:
         config = self.config
         peer = partial(client, folder=self.folder)
-        prompts = peer(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
+        patient = partial(peer, patience_s=config.cluster.restart_patience_s)
+        prompts = patient(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
         learners = [peer(handle, name, Learner, limit_s=config.learner.step_timeout_s + 30) for name, handle in peers.items() if name.startswith("learner-")]
         self._records: list[StepRecord] = []
+        self._first_record = 0
         self._failed: dict[str, WireError] = {}
         self.publisher = WeightPublisher(config.weights, on_failure=self._replica_failed)
         resume = Path(self.settings.resume) if self.settings.resume else None
         self.trainer = Trainer(
             config,
-            replay=peer(peers["replay"], "replay", BatchSource, limit_s=config.replay.take_timeout_s + 60),
+            replay=patient(peers["replay"], "replay", BatchSource, limit_s=config.replay.take_timeout_s + 60),
             learner=RankGroup(learners),
             publisher=self.publisher,
             validator=Validator(prompts, self.waits, limit_s=config.rollout.timeouts.session_s),
@@ -56,7 +61,13 @@ class TrainerActor(Host):
             record=self._records.append,
             waits=self.waits,
             metrics=self.metrics,
+            keep=self._keep,
         )
+
+    def _keep(self, standing: Standing) -> None:
+        records = self._records[-KEPT_RECORDS:]
+        standing.records, standing.first_record = records, self._first_record + len(self._records) - len(records)
+        write_standing(self.folder.standing, standing)
 
     def _replica_failed(self, name: str, error: BaseException) -> None:
         log.error("replica %s is out of rotation: %s", name, error)
@@ -81,11 +92,32 @@ class TrainerActor(Host):
         """Restore and publish the starting weights; before any loop runs."""
         return await self._guarded(self.trainer.prepare())
 
+    async def recall(self) -> Any:
+        """Go on where another trainer's process stood; before the replicas join."""
+        return await self._guarded(self._recall())
+
+    async def _recall(self) -> None:
+        await self.trainer.recall(self._predecessor())
+
+    async def fall_back(self) -> Any:
+        """Go on from the newest checkpoint with new learner ranks; before the replicas join."""
+        return await self._guarded(self._fall_back())
+
+    async def _fall_back(self) -> None:
+        await self.trainer.fall_back(self._predecessor())
+
+    def _predecessor(self) -> Standing:
+        """Records are numbered over all trainers of a run."""
+        standing = read_standing(self.folder.standing)
+        self._records[:], self._first_record = standing.records, standing.first_record
+        return standing
+
     async def work(self) -> None:
         await self.trainer.run()
 
     async def progress(self, since: int) -> bytes:
         """Records from number ``since`` on, and the totals."""
+        since = max(0, since - self._first_record)
         return msgspec.msgpack.encode(Progress(self._records[since:], self.trainer.totals, self._failed, self.trainer.state.published))
 
     async def close(self) -> None:

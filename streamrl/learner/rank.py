@@ -51,7 +51,7 @@ class LearnerRank:
         algorithm: AlgorithmConfig,
         learner: LearnerConfig,
         weights: WeightsConfig,
-        ref: RefConfig = RefConfig(),
+        ref: RefConfig,
         rollout_dtype: str,
         temperature: float,
         seed: int,

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.config import Config
+from streamrl.config.estimators import is_group_estimator
+from streamrl.config.objective import needed_columns
+from streamrl.dataplane import StoreIndex, has_journal
 from streamrl.dataplane.sweep import PREFIX
 from streamrl.errors import DataError
 from streamrl.pipeline.checkpoints import Checkpoints
 from streamrl.pipeline.loops import GroupWorker
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.interfaces import Engine, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
-from streamrl.replay import ReplayBuffer
+from streamrl.replay import BufferSpec, JournalledBuffer, ReplayService
 from streamrl.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -49,8 +52,28 @@ def build_prompts(config: Config) -> PromptSource:
     return PromptStream(config.data, run_seed=run_seed(config), total_epochs=epochs, tokenizer=tokenizer)
 
 
-def build_replay(config: Config) -> ReplayBuffer:
-    return ReplayBuffer(config.replay, groups_per_step=config.data.train_batch_size, n=config.rollout.n)
+def build_index(config: Config, run_id: str, owner_pid: int, ledger: Path) -> StoreIndex:
+    """The store's index, as its journal in ``ledger`` has it if there is one: then over the segments of its former life."""
+    if has_journal(ledger):
+        return StoreIndex.recover(ledger, config.dataplane, owner_pid)
+    return StoreIndex(Path(config.dataplane.shm_dir), run_id, config.dataplane, owner_pid, ledger)
+
+
+def build_replay(config: Config, store: Store, ledger: Path) -> ReplayService:
+    """The replay buffer where its journal in ``ledger`` ends, or an empty one."""
+    spec = BufferSpec(
+        config.replay,
+        groups_per_step=config.data.train_batch_size,
+        n=config.rollout.n,
+        group_estimator=is_group_estimator(config.algorithm.adv_estimator),
+        filter_groups=config.algorithm.filter_groups,
+    )
+
+    async def missing(keys: list[str]) -> list[str]:
+        held = (await store.async_kv_list("train")).get("train", {})
+        return [key for key in keys if key not in held]
+
+    return ReplayService(JournalledBuffer.open(ledger, spec), clear=store.clear, missing=missing)
 
 
 def build_engine(config: Config, name: str) -> Engine:
@@ -77,6 +100,7 @@ def build_runner(config: Config, engine: Engine) -> SessionRunner:
         generate=engine.generate,
         scorer=rewards.build(config.reward, config.data),
         run_seed=run_seed(config),
+        greedy_baseline="reward_baselines" in needed_columns(config.algorithm.adv_estimator),
     )
 
 
@@ -115,6 +139,7 @@ def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Pat
         model=config.model,
         actor=config.actor,
         algorithm=config.algorithm,
+        ref=config.ref,
         learner=config.learner,
         weights=config.weights,
         rollout_dtype=config.rollout.dtype,

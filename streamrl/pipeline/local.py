@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamrl.config import Config
-from streamrl.dataplane import Store, StoreIndex
+from streamrl.dataplane import Store
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup, Threaded
 from streamrl.pipeline.loops import cancel_all, feed_prompts, generate_groups, keep_leases
@@ -23,7 +23,6 @@ from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import Engine
-from streamrl.replay import ReplayService
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.run_folder import RunFolder
 from streamrl.weights.publisher import WeightPublisher
@@ -45,11 +44,12 @@ class LocalPipeline:
     ) -> None:
         self.config = config
         self._loop = asyncio.get_running_loop()
-        self.index = StoreIndex(Path(config.dataplane.shm_dir), RunFolder(run_dir).run_id, config.dataplane, os.getpid())
+        folder = RunFolder(run_dir)
+        self.index = build.build_index(config, folder.run_id, os.getpid(), folder.ledger)
         self.store = Store(self.index, writer="local", folder=self.index.path, config=config.dataplane, loop=self._loop)
-        self.replay = ReplayService(build.build_replay(config), clear=self.store.clear)
+        self.replay = build.build_replay(config, self.store, folder.ledger)
         self.prompts = build.build_prompts(config)
-        self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", RunFolder(run_dir).samples, 0)
+        self.learner_rank = build.build_rank(config, self.store, run_dir / "weights", folder.samples, 0)
         self._threaded = Threaded(self.learner_rank)
         self.waits = WaitTable("local")
         self.metrics = Metrics("driver", "local")
@@ -65,6 +65,7 @@ class LocalPipeline:
 
     async def close(self) -> None:
         """Close every part in order."""
+        await self.replay.close()
         await asyncio.gather(*(runner.close() for runner in self._runners))
         await asyncio.gather(*(engine.stop() for engine in self._engines))
         await asyncio.to_thread(self.learner_rank.stop)

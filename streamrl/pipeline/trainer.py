@@ -7,7 +7,7 @@ It is a dispatcher: it holds keys, tags and manifests, and never imports torch. 
 Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
 version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
 never given to two sets of weights, also after a resume (``prepare``, ``_snapshot``); what is saved is never "weights after the step,
-buffer before it" (``checkpoint``).
+buffer before it" (``checkpoint``); a step that this process began and did not end is ended once by its successor (``recall``, ``_go_on``).
 """
 
 from __future__ import annotations
@@ -114,16 +114,21 @@ class Trainer:
         self._keep()
 
     async def recall(self, standing: Standing) -> None:
-        """In place of ``prepare`` when another process trained until now, and the learner went on. Replicas join next, then ``run``."""
+        """In place of ``prepare`` when another process trained until now, and the learner went on. Replicas join next, then ``run``.
+
+        A number that was claimed after ``standing`` was written is used again: for the same weights, and nobody has seen it.
+        """
         self.state, self.totals, self._manifest, self._goes_on = standing.state, standing.totals, standing.manifest, standing
-        self.state.version = max(self.state.version, self.checkpoints.highest_version())
         await self.publisher.publish(standing.manifest)  # nobody serves yet: whoever joins holds it first
 
-    async def fall_back(self) -> None:
-        """In place of ``prepare`` when the learner ranks are new ones and all others went on. Replicas join next, then ``run``."""
+    async def fall_back(self, standing: Standing) -> None:
+        """In place of ``prepare`` when the learner ranks are new ones and all others went on. Replicas join next, then ``run``.
+
+        The number after the newest that left the last trainer: a larger step would make groups stale that are not.
+        """
         self.state = await self.checkpoints.fall_back(self.learner, self.replay) or TrainerState()
         self.totals = Totals.restored(self.state.totals)
-        self.state.version = max(self.state.version, self.checkpoints.highest_version())
+        self.state.version = standing.manifest.version
         manifest = await self._snapshot()
         await self.publisher.publish(manifest)
         self._goes_on = Standing(self.state, self.totals, manifest)

@@ -8,12 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from streamrl.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "configs" / "tiny_cpu.yaml"
@@ -27,10 +30,11 @@ class Job:
         self.folder = folder
         files = [str(config)] if config else []
         self.started = time.monotonic()
+        self._said = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would hold a long run up
         self.process = subprocess.Popen(
             [sys.executable, "-m", "streamrl.cli.main", "launch", *files, *arguments],
             cwd=ROOT,
-            stdout=subprocess.PIPE,
+            stdout=self._said,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
@@ -41,12 +45,17 @@ class Job:
     def wait(self, limit_s: float = 150) -> int:
         """Exit code; the output is in ``output``. Ends the process when it takes longer."""
         try:
-            self.output, _ = self.process.communicate(timeout=limit_s)
+            self.process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.output, _ = self.process.communicate()
-            raise AssertionError(f"the run must end within {limit_s} s, got:\n{self.output[-3000:]}") from None
+            self.end()
+            raise AssertionError(f"the run must end within {limit_s} s, got:\n{self.said()[-3000:]}") from None
+        self.output = self.said()
         return self.process.returncode
+
+    def said(self) -> str:
+        """What it wrote so far, to both streams."""
+        self._said.seek(0)
+        return self._said.read()
 
     def until(self, condition: Callable[[], Any], limit_s: float = 90) -> Any:
         """Wait for a condition on the run's files."""
@@ -58,7 +67,7 @@ class Job:
             except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
                 pass
             if self.process.poll() is not None:
-                raise AssertionError(f"the run ended early with {self.process.returncode}:\n{self.process.stdout.read()[-3000:]}")
+                raise AssertionError(f"the run ended early with {self.process.returncode}:\n{self.said()[-3000:]}")
             time.sleep(0.05)
         raise AssertionError(f"the condition must hold within {limit_s} s")
 
@@ -82,12 +91,12 @@ class Job:
         """For fixtures: nothing of the run survives the test."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
 
 
 def shared_memory_of(folder: Path) -> list[str]:
     """Names in shared memory that belong to the run."""
-    return [name for name in os.listdir("/dev/shm") if folder.name in name]
+    return [name for name in os.listdir("/dev/shm") if RunFolder(folder).run_id in name]
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

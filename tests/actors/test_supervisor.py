@@ -9,6 +9,7 @@ import pytest
 import ray.exceptions
 
 from actors import supervisor as module
+from actors.restarts import Restarts
 from actors.supervisor import Supervisor
 from streamrl.errors import ActorDied, RunFailed, WeightMismatch, to_wire
 from streamrl.telemetry.run_folder import RunFolder
@@ -28,11 +29,12 @@ class Board:
         pass
 
 
-class WithoutProcesses(Supervisor):
+class WithoutProcesses(Restarts):
     """A replacement runs at once."""
 
-    async def _replace(self, member) -> None:
-        member.run = asyncio.get_running_loop().create_future()
+    async def _replace(self, role, gone) -> None:
+        for member in gone:
+            member.run = asyncio.get_running_loop().create_future()
 
 
 def running(name: str):
@@ -42,8 +44,10 @@ def running(name: str):
 def case(tmp_path, check, *overrides: str) -> Board:
     async def run() -> Board:
         board = Board()
-        supervisor = WithoutProcesses(tiny_config(*overrides), RunFolder(tmp_path), board, None)
-        supervisor.members = {name: running(name) for name in ("store", "replay", "trainer", "rollout-0", "rollout-1", "learner-0")}
+        config, folder = tiny_config(*overrides), RunFolder(tmp_path)
+        supervisor = Supervisor(config, folder, board, None)
+        supervisor.members.update({name: running(name) for name in ("store", "replay", "trainer", "rollout-0", "rollout-1", "learner-0")})
+        supervisor.restarts = WithoutProcesses(config, folder, board, supervisor.members, supervisor._settings)
         await check(supervisor)
         return board
 
@@ -52,8 +56,8 @@ def case(tmp_path, check, *overrides: str) -> Board:
 
 async def settle(supervisor: Supervisor) -> None:
     """Let replacements finish."""
-    await asyncio.gather(*supervisor._restarting.values())
-    supervisor._restarting.clear()
+    await asyncio.gather(*supervisor.restarts.tasks.values())
+    assert supervisor.restarts.ended() == {}
 
 
 def test_a_replica_with_wrong_weights_is_restarted_once_and_a_second_refusal_stops_the_run_naming_the_tensor(tmp_path):
@@ -67,24 +71,41 @@ def test_a_replica_with_wrong_weights_is_restarted_once_and_a_second_refusal_sto
     case(tmp_path, check)
 
 
-def test_a_dead_rollout_actor_is_replaced_until_its_restarts_are_used_up(tmp_path):
+@pytest.mark.parametrize("name", ["rollout-1", "replay", "store", "trainer", "learner-0"])
+def test_a_dead_actor_is_replaced_until_its_restarts_are_used_up(tmp_path, name):
     async def check(supervisor):
         for _ in range(2):
-            supervisor.members["rollout-1"].run.set_exception(ray.exceptions.ActorDiedError())
+            supervisor.members[name].run.set_exception(ray.exceptions.ActorDiedError())
             await supervisor._handle_ends()
             await settle(supervisor)
-        supervisor.members["rollout-1"].run.set_exception(ray.exceptions.ActorDiedError())
-        with pytest.raises(RunFailed, match="max_restarts=2"):
+        supervisor.members[name].run.set_exception(ray.exceptions.ActorDiedError())
+        with pytest.raises(RunFailed, match=r"max_restarts=2.*--resume"):
             await supervisor._handle_ends()
 
     board = case(tmp_path, check, "cluster.max_restarts=2")
-    assert sum("rollout-1 died" in line for line in board.lines) == 2
+    assert sum(f"{name} died" in line for line in board.lines) == 2
 
 
-def test_a_dead_process_is_blamed_and_not_those_who_waited_for_it(tmp_path, monkeypatch):
+def test_a_trainer_that_complains_about_a_dead_learner_is_replaced_with_it_and_once(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ROOT_CAUSE_S", 0.05)
 
     async def check(supervisor):
+        supervisor.members["trainer"].run.set_result(to_wire(ActorDied("log_probs of learner-0 was not answered")))
+        supervisor.members["learner-0"].run.set_exception(ray.exceptions.ActorDiedError())
+        await supervisor._handle_ends()
+        assert list(supervisor.restarts.tasks) == ["learner"]
+        await settle(supervisor)
+        assert not supervisor.members["trainer"].run.done() and not supervisor.members["learner-0"].run.done()
+
+    board = case(tmp_path, check)
+    assert len(board.lines) == 1 and "learner-0 died" in board.lines[0]
+
+
+def test_a_dead_process_is_blamed_for_a_stop_that_fails_and_not_those_who_waited_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROOT_CAUSE_S", 0.05)
+
+    async def check(supervisor):
+        supervisor.request_stop()
         supervisor.members["trainer"].run.set_result(to_wire(ActorDied("log_probs of learner-0 was not answered")))
         supervisor.members["learner-0"].run.set_exception(ray.exceptions.ActorDiedError())
         with pytest.raises(RunFailed, match=r"^learner-0 .*has died.*--resume"):

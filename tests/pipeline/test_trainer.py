@@ -18,7 +18,7 @@ from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.keys import TrajectoryKey
-from streamrl.protocol.learn import StageReport, UpdateReport, UpdateWork
+from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt
 from streamrl.protocol.weights import WeightManifest, WeightReport
@@ -42,6 +42,7 @@ class Learner:
         self.trained: list[list[str]] = []  # keys of each update
         self.snapshots: list[int] = []
         self.stages: list[str] = []
+        self.last: LastUpdate | None = None
 
     async def log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
         self.stages.append("log_probs")
@@ -60,7 +61,12 @@ class Learner:
         (work,) = works
         self.trained.append(work.meta.keys)
         applied = 0 if work.global_step in self.skip or not work.mini_batches else len(work.mini_batches)
-        return UpdateReport(applied, len(work.mini_batches) - applied, trained_tokens=10 * len(work.meta))
+        report = UpdateReport(applied, len(work.mini_batches) - applied, trained_tokens=10 * len(work.meta))
+        self.last = LastUpdate(work.global_step, report)
+        return report
+
+    async def last_update(self) -> LastUpdate | None:
+        return self.last
 
     async def snapshot(self, version: int) -> WeightManifest:
         self.snapshots.append(version)

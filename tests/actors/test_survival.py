@@ -1,0 +1,112 @@
+"""Nothing is lost when a process dies: actors that hold state are killed while a run trains, and a whole run is killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl.cli.audit import audit
+from streamrl.cli.audit_report import AuditReport
+from tests.actors.jobs import Job, shared_memory_of
+
+pytestmark = pytest.mark.ray
+RUN = ("data.train_batch_size=16", "actor.ppo_mini_batch_size=16", "data.val_max_samples=32", "run.seed=7", "cluster.max_restarts=10")
+
+
+@pytest.fixture
+def launch(tmp_path):
+    jobs: list[Job] = []
+
+    def start(*arguments: str, **options) -> Job:
+        folder = [] if "--resume" in arguments else [f"--run-dir={tmp_path / 'run'}"]
+        jobs.append(Job(tmp_path / "run", *folder, *arguments, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+
+
+def closed(folder: Path) -> AuditReport:
+    report = audit(folder)
+    assert report.closes, report.differences
+    assert report.lag_max <= report.max_staleness
+    return report
+
+
+def steps_after(job: Job, more: int) -> None:
+    """Wait until so many further steps were trained."""
+    goal = len(job.trained_steps()) + more
+    job.until(lambda: len(job.trained_steps()) >= goal, limit_s=120)
+
+
+def pids_of(job: Job) -> list[int]:
+    table = json.loads((job.folder / "waits.json").read_text())["actors"]
+    return [health["pid"] for health in table.values() if health]
+
+
+def kill_everything(job: Job) -> None:
+    """The driver, its own Ray and all actors, at one moment."""
+    family = [*psutil.Process(job.process.pid).children(recursive=True), *(psutil.Process(pid) for pid in pids_of(job) if psutil.pid_exists(pid))]
+    os.kill(job.process.pid, signal.SIGKILL)
+    for process in set(family):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(set(family), timeout=10)
+    job.process.wait()
+
+
+def test_every_kind_of_actor_can_die_and_the_run_trains_each_group_once(launch):
+    job = launch(*RUN, "trainer.total_training_steps=30", "trainer.save_freq=5")
+    steps_after(job, 2)
+    for victim in ("replay", "store", "prompt", "trainer", "learner-0"):
+        old = job.health(victim)["pid"]
+        os.kill(old, signal.SIGKILL)
+        job.until(lambda old=old, victim=victim: job.health(victim)["pid"] != old, limit_s=60)
+        steps_after(job, 1)
+        closed(job.folder)
+    assert job.wait() == 0, job.output
+    report, summary = closed(job.folder), job.summary()
+    assert summary["status"] == "completed" and summary["steps"] == 30
+    late = report.dropped["stale"].groups if "stale" in report.dropped else 0  # may leave a batch short
+    assert 30 * 16 - late <= report.groups.trained == summary["groups_trained"] <= 30 * 16
+    assert set(range(1, 31)) <= set(job.trained_steps())
+    for victim in ("replay", "store", "prompt", "trainer", "learner-0"):
+        assert f"{victim} died" in job.output
+    assert shared_memory_of(job.folder) == []
+
+
+@pytest.mark.parametrize("save_freq", [3, -1])
+def test_a_run_whose_processes_were_all_killed_goes_on_with_its_rows(launch, save_freq):
+    job = launch(*RUN, "trainer.total_training_steps=400", f"trainer.save_freq={save_freq}")
+    steps_after(job, 5)
+    kill_everything(job)
+    before = closed(job.folder)
+    assert any("weights" not in name for name in shared_memory_of(job.folder))
+
+    saved = max((int(p.name.rsplit("_", 1)[1]) for p in (job.folder / "checkpoints").glob("global_step_*")), default=0)
+    again = launch("--resume", str(job.folder), f"trainer.total_training_steps={saved + 4}", config=None)
+    assert again.wait() == 0, again.output
+    report, summary = closed(job.folder), again.summary()
+    assert summary["status"] == "completed" and summary["steps"] == saved + 4
+    late = report.dropped["stale"].groups if "stale" in report.dropped else 0
+    assert (saved + 4) * 16 - late <= report.groups.trained <= (saved + 4) * 16
+    assert report.trajectories.generated >= before.trajectories.generated + 1
+    assert "0 groups lost rows" in job.folder.joinpath("logs", "replay.log").read_text()
+    assert shared_memory_of(job.folder) == []
+
+
+def test_a_run_that_was_stopped_has_books_that_close(launch):
+    job = launch(*RUN, "trainer.total_training_steps=400")
+    steps_after(job, 2)
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.wait(60) == 130, job.output
+    report = closed(job.folder)
+    assert report.groups.in_flight == 0 and report.groups.trained >= 2 * 16
