@@ -34,6 +34,9 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
         raise NotImplementedError(f"a KL penalty is one of {known}, got {kind!r}; correct actor.kl_loss_type or algorithm.kl_penalty")
     if straight and _NAMES[base] == "k2":
         raise ValueError(f"{base} has its own gradient already, got {kind!r}; drop the '+'")
+    if log_probs.shape != ref_log_probs.shape:
+        shapes = f"{tuple(log_probs.shape)} and {tuple(ref_log_probs.shape)}"
+        raise ValueError(f"log_probs and ref_log_probs have one shape, got {shapes}; pad them to the same width")
     difference = log_probs - ref_log_probs
     if not straight:
         return _estimate(difference, _NAMES[base])

@@ -27,13 +27,21 @@ def check_model(model: ModelConfig, longest_row: int = 0) -> list[str]:
         settings = _json("model.path", folder / "config.json", "a model's folder holds config.json")
         if "model_type" not in settings:
             raise refuse("model.path", "config.json of a model names its model_type", str(folder / "config.json"), "give the folder of a whole model")
-        _check_weights(folder)
+        _check_weights("model.path", folder)
         _check_length(settings, longest_row)
     key = "model.path" if model.tokenizer_path in (None, model.path) else "model.tokenizer_path"
     folder = _folder(key, model.tokenizer_path or model.path)
     if folder is not None and not model.trust_remote_code:  # with it, the model's own code decides which files it reads
         _check_tokenizer(key, folder)
     return [text for text in {_hint_local(path) for path in (model.path, model.tokenizer_path or model.path)} if text]
+
+
+def check_reference(path: str) -> None:
+    """As ``check_model`` for ``ref.path``, resolved; the reference scores tokens, so its folder needs no tokenizer."""
+    folder = _folder("ref.path", path)
+    if folder is not None:
+        _json("ref.path", folder / "config.json", "a model's folder holds config.json")
+        _check_weights("ref.path", folder)
 
 
 def _hint_local(path: str) -> str | None:
@@ -54,20 +62,20 @@ def _folder(key: str, path: str) -> Path | None:
     return Path(path)
 
 
-def _check_weights(folder: Path) -> None:
+def _check_weights(key: str, folder: Path) -> None:
     files = [*folder.glob("*.safetensors")]
     if not files and not [*folder.glob("*.bin")]:
-        raise refuse("model.path", "a model's folder holds its weights (*.safetensors)", str(folder), "fetch the whole model")
+        raise refuse(key, "a model's folder holds its weights (*.safetensors)", str(folder), "fetch the whole model")
     for index in folder.glob("*.safetensors.index.json"):
-        shards = _json("model.path", index, "a model's folder is readable").get("weight_map", {}).values()
+        shards = _json(key, index, "a model's folder is readable").get("weight_map", {}).values()
         missing = sorted({str(name) for name in shards} - {file.name for file in files})
         if missing:
-            raise refuse("model.path", f"every file that {index} names is there", f"none of {', '.join(missing[:3])}", "fetch the whole model")
+            raise refuse(key, f"every file that {index} names is there", f"none of {', '.join(missing[:3])}", "fetch the whole model")
     for file in files:
         if not os.access(file, os.R_OK):
-            raise refuse("model.path", "weights must be readable by this user", str(file), "change its permissions")
+            raise refuse(key, "weights must be readable by this user", str(file), "change its permissions")
         if not _is_whole(file):
-            raise refuse("model.path", "weights are whole safetensors files", str(file), "fetch that file again: it is a stub or was cut off")
+            raise refuse(key, "weights are whole safetensors files", str(file), "fetch that file again: it is a stub or was cut off")
 
 
 def _check_length(settings: dict[str, Any], longest_row: int) -> None:

@@ -51,7 +51,9 @@ def check_surroundings(config: Config) -> int | None:
     Number of training rows; None when only a dataset class knows it.
     """
     from streamrl import rewards
-    from streamrl.cli.model_folder import check_model
+    from streamrl.cli.model_folder import check_model, check_reference
+    from streamrl.cli.user_code import check_user_code
+    from streamrl.config.objective import uses_reference
     from streamrl.config.rollout import AgentConfig
     from streamrl.data.files import check_files
     from streamrl.engines import require
@@ -69,6 +71,9 @@ def check_surroundings(config: Config) -> int | None:
         check_function(config.reward.custom_reward_function)
     for warning in check_model(config.model, config.data.max_prompt_length + config.data.max_response_length):
         sys.stderr.write(f"streamrl: warning: {warning}\n")
+    if uses_reference(config.algorithm, config.actor) and config.ref.path not in (None, config.model.path):
+        check_reference(config.ref.path)
+    check_user_code(config)
     check_shared_memory(config.dataplane.shm_dir)
     check_agent_names([(config.rollout.agent or AgentConfig()).default_agent_loop, *summary.agent_names])
     require(config.rollout.engine)

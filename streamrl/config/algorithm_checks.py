@@ -6,24 +6,16 @@ An option counts as given when it differs from its default. Estimators and losse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
-
-from streamrl.config import estimators, losses
-from streamrl.config.base import Section, refuse
+from streamrl.config import estimators, kl_checks, losses
+from streamrl.config.base import refuse
+from streamrl.config.given import given, value_of
 from streamrl.config.losses import POLICY_LOSSES, agg_mode
-from streamrl.config.objective import acting_loss, needed_columns, reads_rollout_log_probs, uses_reference
+from streamrl.config.objective import acting_loss, needed_columns, reads_rollout_log_probs
 from streamrl.config.run import Config
 from streamrl.config.training import ActorConfig
 
 MADE_COLUMNS = frozenset({"old_log_probs", "sum_pi_squared", "reward_baselines", "reward_extra_info"})
-
-
-def given(section: Section, prefix: str = "") -> set[str]:
-    """The keys of a section that differ from their defaults."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
-    return {prefix + name for name, default in defaults.items() if getattr(section, name) != default}
 
 
 def given_for_loss(actor: ActorConfig) -> set[str]:
@@ -57,6 +49,25 @@ def estimator_inputs_are_made(config: Config) -> None:
         raise refuse("algorithm.rollout_correction.bypass_mode", rule, True, "set it to false or choose another estimator")
     if name == "grpo_passk" and config.rollout.n < 2:
         raise refuse("rollout.n", "grpo_passk compares the best sample of a prompt with the second", config.rollout.n, "use at least 2")
+    if name == "rloo_vectorized" and config.rollout.n < 2:
+        raise refuse("rollout.n", "rloo_vectorized gives a group of one no advantage: nothing is trained", config.rollout.n, "use at least 2, or rloo")
+
+
+def group_stats_differ(config: Config) -> None:
+    """Samples without a finite score count nowhere; it takes a rule of rejection to make "accepted" and "all" two sets."""
+    algorithm, correction = config.algorithm, config.algorithm.rollout_correction
+    if algorithm.group_stats == "accepted" or algorithm.adv_estimator not in estimators.ESTIMATORS:
+        return
+    if correction.bypass_mode or correction.rollout_rs is None:
+        why = "bypass_mode=true, which rejects after the advantages are made" if correction.bypass_mode else "rollout_rs=null, which rejects no sample"
+        raise refuse("algorithm.group_stats", f"has no effect with algorithm.rollout_correction.{why}", algorithm.group_stats, "drop it or give a rule")
+
+
+def filter_metric_acts(config: Config) -> None:
+    groups = config.algorithm.filter_groups
+    if not groups.enable and "metric" in given(groups):
+        path, rule = "algorithm.filter_groups.metric", "has no effect with algorithm.filter_groups.enable=false"
+        raise refuse(path, rule, groups.metric, "set that to true or drop this")
 
 
 def loss_reads_its_options(config: Config) -> None:
@@ -66,7 +77,7 @@ def loss_reads_its_options(config: Config) -> None:
     if name == "bypass_mode" and correction.loss_type == "reinforce":
         name, idle = "loss_type=reinforce", idle + sorted(given_for_loss(actor) & POLICY_LOSSES["bypass_mode"].options)
     for key in idle:
-        raise refuse(f"actor.{key}", f"has no effect on the loss that acts, {name}", _value(actor, key), "drop it or choose another loss")
+        raise refuse(f"actor.{key}", f"has no effect on the loss that acts, {name}", value_of(actor, key), "drop it or choose another loss")
 
 
 def bypass_chooses_the_loss(config: Config) -> None:
@@ -95,36 +106,18 @@ def correction_has_log_probs(config: Config) -> None:
         raise refuse("rollout.calculate_log_probs", rule, False, f"set it to true, or switch {' and '.join(keys)} off")
 
 
-def kl_options_act(config: Config) -> None:
-    algorithm, actor = config.algorithm, config.actor
-    control = given(algorithm.kl_ctrl, "kl_ctrl.")
-    if not algorithm.use_kl_in_reward:
-        for key in sorted((given(algorithm) & {"kl_penalty"}) | control):
-            raise refuse(f"algorithm.{key}", "has no effect with algorithm.use_kl_in_reward=false", _value(algorithm, key), "set that to true or drop this")
-    elif algorithm.kl_ctrl.type == "fixed":
-        for key in sorted(control & {"kl_ctrl.target_kl", "kl_ctrl.horizon"}):
-            raise refuse(f"algorithm.{key}", "has no effect with kl_ctrl.type=fixed", _value(algorithm, key), "use type=adaptive or drop it")
-    if not actor.use_kl_loss:
-        for key in sorted(given(actor) & {"kl_loss_coef", "kl_loss_type"}):
-            raise refuse(f"actor.{key}", "has no effect with actor.use_kl_loss=false", getattr(actor, key), "set that to true or drop this")
-    if not uses_reference(algorithm, actor) and config.ref.path not in (None, config.model.path):
-        rule = "has no effect without a KL (algorithm.use_kl_in_reward, actor.use_kl_loss)"
-        raise refuse("ref.path", rule, config.ref.path, "switch one of them on or drop it")
-    for path, value in (("actor.kl_loss_coef", actor.kl_loss_coef), ("actor.entropy_coeff", actor.entropy_coeff)):
-        if value < 0:
-            raise refuse(path, "must be 0 or above", value, "correct this value")
-
-
 def hint_lonely_samples(config: Config) -> str | None:
     name = config.algorithm.adv_estimator
     if config.rollout.n > 1 or not estimators.is_group_estimator(name):
         return None
-    return f"rollout.n is 1 with adv_estimator={name}: a group of one has no baseline, its advantage is its raw reward; use rollout.n of 4 or more"
+    left = estimators.ALONE.get(name, "its advantage is its raw reward")
+    return f"rollout.n is 1 with adv_estimator={name}: a group of one has no baseline of its own, {left}; use rollout.n of 4 or more"
 
 
 def hint_uncorrected(config: Config) -> str | None:
     correction = config.algorithm.rollout_correction
-    if correction.rollout_is is not None or correction.bypass_mode or config.replay.max_staleness == 0:
+    clipped = correction.bypass_mode and correction.loss_type == "ppo_clip"  # its ratio is taken over the policy that sampled
+    if correction.rollout_is is not None or clipped or config.replay.max_staleness == 0:
         return None
     return (
         f"OFF-POLICY CORRECTION IS OFF while replay.max_staleness is {config.replay.max_staleness}: samples of older policies are trained as if they were "
@@ -143,29 +136,10 @@ def hint_cut_support(config: Config) -> str | None:
     )
 
 
-def hint_both_kls(config: Config) -> str | None:
-    if not (config.algorithm.use_kl_in_reward and config.actor.use_kl_loss):
-        return None
-    return "algorithm.use_kl_in_reward and actor.use_kl_loss are both on: the policy is held to the reference twice; choose one"
-
-
-def hint_kl_without_gradient(config: Config) -> str | None:
-    actor = config.actor
-    if not actor.use_kl_loss or actor.kl_loss_type not in ("kl", "k1"):
-        return None
-    return f"actor.kl_loss_type={actor.kl_loss_type} as a loss has an expected gradient of 0: it holds nothing; use low_var_kl, mse or {actor.kl_loss_type}+"
-
-
 def hint_token_sum(config: Config) -> str | None:
     if agg_mode(config.actor) != "token-sum":
         return None
     return "actor.loss_agg_mode=token-sum grows with batch and answer length, and so does the step's size before clipping; a mean is usual"
-
-
-def _value(section: Any, path: str) -> Any:
-    for name in path.split("."):
-        section = getattr(section, name)
-    return section
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
@@ -175,13 +149,14 @@ RULES: tuple[Callable[[Config], None], ...] = (
     loss_reads_its_options,
     correction_thresholds_act,
     correction_has_log_probs,
-    kl_options_act,
+    group_stats_differ,
+    filter_metric_acts,
+    *kl_checks.RULES,
 )
 HINTS: tuple[Callable[[Config], str | None], ...] = (
     hint_lonely_samples,
     hint_uncorrected,
     hint_cut_support,
-    hint_both_kls,
-    hint_kl_without_gradient,
+    *kl_checks.HINTS,
     hint_token_sum,
 )

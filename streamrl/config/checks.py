@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamrl.config import algorithm_checks
+from streamrl.config import algorithm_checks, update_checks
 from streamrl.config.base import refuse
 from streamrl.config.run import Config
 
@@ -170,24 +170,6 @@ def segments_fit_the_store(config: Config) -> None:
         )
 
 
-def micro_batches_are_chosen_once(config: Config) -> None:
-    actor, longest = config.actor, config.data.max_prompt_length + config.data.max_response_length
-    if actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is not None:
-        raise refuse(
-            "actor.ppo_micro_batch_size_per_gpu",
-            "must be null with actor.use_dynamic_bsz=true, which sizes micro-batches by actor.ppo_max_token_len_per_gpu",
-            actor.ppo_micro_batch_size_per_gpu,
-            "choose one of the two",
-        )
-    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < longest:
-        raise refuse(
-            "actor.ppo_max_token_len_per_gpu",
-            f"must hold the longest row, data.max_prompt_length + data.max_response_length = {longest} tokens",
-            actor.ppo_max_token_len_per_gpu,
-            "raise it or shorten the rows",
-        )
-
-
 def update_is_sane(config: Config) -> None:
     actor, optim = config.actor, config.actor.optim
     limits = [
@@ -201,6 +183,7 @@ def update_is_sane(config: Config) -> None:
         ("actor.clip_ratio_high", actor.clip_ratio_high, actor.clip_ratio_high is None or actor.clip_ratio_high > 0, "null or above 0"),
         ("weights.probe_tolerance", config.weights.probe_tolerance, (config.weights.probe_tolerance or 0) >= 0, "null, or 0 or above"),
         ("rollout.vllm.gpu_memory_utilization", config.rollout.vllm.gpu_memory_utilization, config.rollout.vllm.gpu_memory_utilization > 0, "above 0"),
+        ("actor.entropy_coeff", actor.entropy_coeff, actor.entropy_coeff >= 0, "0 or above"),
         ("actor.clip_ratio_c", actor.clip_ratio_c, actor.clip_ratio_c > 1, "above 1"),
     ]
     for path, value, holds, rule in limits:
@@ -269,12 +252,13 @@ _RULES: tuple[Callable[[Config], None], ...] = (
     leases_outlive_heartbeats,
     segments_fit_the_store,
     *algorithm_checks.RULES,
-    micro_batches_are_chosen_once,
+    *update_checks.RULES,
     update_is_sane,
     processors_are_not_negative,
 )
 _HINTS: tuple[Callable[[Config], str | None], ...] = (
     *algorithm_checks.HINTS,
+    *update_checks.HINTS,
     hint_precisions_differ,
     hint_whole_mini_batch,
     hint_without_effect,

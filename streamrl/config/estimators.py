@@ -42,6 +42,16 @@ ESTIMATORS: dict[str, EstimatorTraits] = {
 }
 
 
+# What a sample without siblings gets instead of its raw reward.
+ALONE = {
+    "gdpo": "it is compared with the whole batch",
+    "reinforce_plus_plus_baseline": "it is compared with the whole batch",
+    "gpg": "its advantage is its raw reward, scaled by the share of the batch that earned anything",
+    "optimal_token_baseline": "its advantage is its reward to go",
+    "tir_optimal_token_baseline": "its advantage is its reward to go",
+}
+
+
 def is_group_estimator(name: str) -> bool:
     """Whether a sample is compared with its siblings; an estimator of user code may do so and counts as one that does not.
 
@@ -70,7 +80,7 @@ def check_estimator(name: str) -> None:
 
 
 def check_gdpo(name: str, keys: tuple[str, ...] | None, weights: tuple[float, ...] | None) -> None:
-    """gdpo has keys, without doubles, and a weight for each of them when there are weights."""
+    """gdpo has keys, without doubles, and a weight for each of them when there are weights, not all of them 0."""
     if name == "gdpo" and not keys:
         raise ValueError("adv_estimator=gdpo needs gdpo_reward_keys, got none; name the reward components that the score function returns")
     if keys is not None and (not keys or len(set(keys)) != len(keys)):
@@ -78,3 +88,5 @@ def check_gdpo(name: str, keys: tuple[str, ...] | None, weights: tuple[float, ..
     if weights is not None and len(weights) != len(keys or ()):
         rule = f"gdpo_reward_weights must hold a weight for each of the {len(keys or ())} gdpo_reward_keys"
         raise ValueError(f"{rule}, got {list(weights)}; give as many as keys, or null for 1 each")
+    if weights is not None and not any(weights):
+        raise ValueError(f"gdpo_reward_weights must hold a weight other than 0, got {list(weights)}; with none of them every advantage is 0")

@@ -61,6 +61,8 @@ class LossKeys(Protocol):
     def clip_cov_ub(self) -> float: ...
     @property
     def kl_cov_ratio(self) -> float: ...
+    @property
+    def ppo_kl_coef(self) -> float: ...
 
 
 class ActorKeys(Protocol):
@@ -101,6 +103,8 @@ def check_policy_loss(keys: LossKeys) -> None:
         raise ValueError(f"loss_mode must be one of {sorted(POLICY_LOSSES)} or 'module.path:name', got {name!r}; correct actor.policy_loss.loss_mode")
     if name == "dro" and not keys.dro_beta > 0:
         raise ValueError(f"dro needs a penalty above 0, got dro_beta={keys.dro_beta}; set actor.policy_loss.dro_beta")
+    if name == "kl_cov" and not keys.ppo_kl_coef > 0:
+        raise ValueError(f"kl_cov needs a penalty above 0, got ppo_kl_coef={keys.ppo_kl_coef}; set actor.policy_loss.ppo_kl_coef")
     rules = [
         ("dppo_truncation", keys.dppo_truncation, keys.dppo_truncation > 0, "above 0"),
         ("clip_cov_ratio", keys.clip_cov_ratio, 0 < keys.clip_cov_ratio <= 1, "above 0 and at most 1"),

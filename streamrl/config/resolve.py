@@ -19,9 +19,7 @@ from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model, resolve_source
 from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
 from streamrl.config.run import Config, RunConfig, TrainerConfig
-from streamrl.config.training import ActorConfig, AlgorithmConfig, RefConfig, WeightsConfig
-
-_PROBE_TOLERANCE_NATS = {"bfloat16": 0.5, "float32": 0.005}
+from streamrl.config.training import PROBE_TOLERANCE_NATS, ActorConfig, AlgorithmConfig, RefConfig, WeightsConfig
 
 
 def resolve(config: Config) -> Config:
@@ -112,7 +110,7 @@ def _ref(ref: RefConfig, model: ModelConfig) -> RefConfig:
 
 
 def _weights(weights: WeightsConfig, rollout: RolloutConfig) -> WeightsConfig:
-    tolerance = _PROBE_TOLERANCE_NATS[rollout.dtype] if weights.probe_tolerance is None else weights.probe_tolerance
+    tolerance = PROBE_TOLERANCE_NATS[rollout.dtype] if weights.probe_tolerance is None else weights.probe_tolerance
     return replace(weights, probe_tolerance=tolerance, max_unavailable=weights.max_unavailable or max(1, rollout.num_actors // 2))
 
 

@@ -135,6 +135,10 @@ class LearnerConfig(Section, frozen=True):
     step_timeout_s: Seconds = 1800.0  # one stage of a step; a rank hung in a collective ends the run by then
 
 
+# nats, by the dtype of the rollout: two kernels agree to this on the mean of a row
+PROBE_TOLERANCE_NATS = {"bfloat16": 0.5, "float32": 0.005}
+
+
 class WeightsConfig(Section, frozen=True):
     """Publication to the engines."""
 

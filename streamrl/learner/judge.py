@@ -1,8 +1,8 @@
 """The advantage stage, on the CPU of rank 0: which rows count, what their rewards mean inside their group, how far their weights are off.
 
 ``loss_mask`` becomes the final effective mask here and nowhere else: response_mask, minus samples without a finite reward, minus what the
-correction rejects, minus groups with fewer than ``algorithm.min_group_size`` accepted samples. A column that is not finite on model tokens is
-refused with the key of its row before anything is computed from it. Reads response-level columns only.
+correction rejects, minus groups with fewer than ``algorithm.min_group_size`` accepted samples, which the estimator doesn't see. A column that is
+not finite on model tokens is refused with the key of its row before anything is computed from it. Reads response-level columns only.
 
 Shapes: B rows, R response tokens of the longest response, S samples, G groups.
 """
@@ -83,15 +83,16 @@ def judge(
     rewards = _without_bad_components(rewards, columns, config)
     samples = collect_samples(rewards, response_mask, uids, accept=correction.accept, **names)
     accepted_B = torch.as_tensor(samples.accepted_S[samples.row_sample_B])
-    accept_BR = accepted_B[:, None] & (response_mask.bool() if correction.accept is None else correction.accept.bool())
+    large_B = torch.as_tensor(_large_groups(samples, config, names["session_ids"])[samples.group_S[samples.row_sample_B]])
+    judged_BR = response_mask * large_B[:, None]  # a dropped group has no token for the estimator: it moves no statistic of the batch
+    accept_BR = (accepted_B & large_B)[:, None] & (response_mask.bool() if correction.accept is None else correction.accept.bool())
     scores = torch.where(accepted_B[:, None], rewards, torch.zeros(()))
     penalised, kl_metrics = _penalise(scores, old_log_probs, columns.get("ref_log_prob"), accept_BR & response_mask.bool(), config, controller)
     known = columns | names | {"token_level_scores": scores, "old_log_probs": old_log_probs, "rollout_is_weights": correction.weights}
     raw_advantages, raw_returns = advantages.get(config.adv_estimator)(
-        penalised, response_mask, index=uids, config=config, accept=accept_BR, **{name: value for name, value in known.items() if value is not None}
+        penalised, judged_BR, index=uids, config=config, accept=accept_BR, **{name: value for name, value in known.items() if value is not None}
     )
-    large_B = torch.as_tensor(_large_groups(samples, config, names["session_ids"])[samples.group_S[samples.row_sample_B]])
-    kept = response_mask.bool() & accept_BR & large_B[:, None]
+    kept = response_mask.bool() & accept_BR
     zero = torch.zeros(())
     final, returns = torch.where(kept, raw_advantages, zero), torch.where(kept, raw_returns, zero)
     check_finite({"advantages": final}, kept, keys)

@@ -166,6 +166,8 @@ class SyncReference:
             weights, accept, _ = corrections.rollout_correction(old, columns["rollout_log_probs"], mask, algorithm.rollout_correction)
         kept = mask.bool() if accept is None else mask.bool() & accept
         rewards = torch.where(kept.any(1, keepdim=True), scores, 0.0)
+        large = self._in_large_groups(batch.non_tensor_batch["uid"], kept)[:, None]
+        kept = kept & large
         if algorithm.use_kl_in_reward:
             rewards, divergence, rows = kl.kl_in_reward(rewards, old, columns["ref_log_prob"], kept, beta=self.controller.beta, kind=algorithm.kl_penalty)
             self.controller.update(divergence, rows)
@@ -173,8 +175,7 @@ class SyncReference:
         if weights is not None:
             known["rollout_is_weights"] = weights
         estimate = advantages.get(algorithm.adv_estimator)
-        values, returns = estimate(rewards, mask, index=batch.non_tensor_batch["uid"], config=algorithm, accept=kept, **known)
-        kept &= self._in_large_groups(batch.non_tensor_batch["uid"], kept)[:, None]
+        values, returns = estimate(rewards, mask * large, index=batch.non_tensor_batch["uid"], config=algorithm, accept=kept, **known)
         tensors = {"token_level_rewards": rewards, "advantages": torch.where(kept, values, 0.0), "returns": returns, "loss_mask": kept.long()}
         return DataProto.from_dict(tensors=tensors if weights is None else tensors | {"rollout_is_weights": weights})
 

@@ -126,3 +126,8 @@ def test_the_fixed_controller_never_moves_and_a_state_is_one_number():
     for each in (moved, resumed):
         each.update(0.05, 64)
     assert moved == resumed
+
+
+def test_a_reference_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"have one shape, got \(2, 3\) and \(2, 1\)"):
+        kl.kl_penalty(torch.zeros(2, 3), torch.zeros(2, 1), "k1")

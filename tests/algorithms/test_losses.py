@@ -107,3 +107,21 @@ def test_worked_example_w1(mode, expected):
     loss, metrics = vanilla(log_probs, log_probs, adv, mask, loss_agg_mode=mode)
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     assert metrics["ratio_max"].item() == 1.0 and metrics["loss_tokens"].item() == 24
+
+
+def test_weights_of_another_shape_and_no_rank_are_refused():
+    batch, mask = torch.zeros(2, 3), torch.ones(2, 3)
+    for name in ("vanilla", "geo_mean"):
+        with pytest.raises(ValueError, match=r"one shape, got loss_mask \(2, 3\) and \{'rollout_is_weights': \(2, 1\)\}"):
+            losses.get(name)(batch, batch, batch, mask, rollout_is_weights=torch.ones(2, 1))
+        for mode in MODES if name == "vanilla" else [None]:
+            with pytest.raises(ValueError, match="dp_size counts ranks, at least 1, got 0"):
+                losses.get(name)(batch, batch, batch, mask, loss_agg_mode=mode, dp_size=0, loss_scale_factor=4.0)
+
+
+@pytest.mark.parametrize("pi", [-math.inf, math.inf])
+def test_gspo_of_an_infinite_log_prob_is_a_bounded_ratio_and_no_nan(pi):
+    new = torch.tensor([[pi, -1.0]], requires_grad=True)
+    loss, _ = losses.get("gspo")(torch.full((1, 2), -1.0), new, torch.ones(1, 2), torch.ones(1, 2))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0 if pi < 0 else -1.2) and torch.isfinite(new.grad).all()

@@ -46,12 +46,29 @@ def configured(overrides: str):
         ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.horizon=5", r"\$\.algorithm\.kl_ctrl\.horizon: .*type=fixed"),
         ("actor.kl_loss_type=mse", r"\$\.actor\.kl_loss_type: .*use_kl_loss=false"),
         ("actor.kl_loss_coef=0.1", r"\$\.actor\.kl_loss_coef"),
-        ("actor.use_kl_loss=true actor.kl_loss_coef=-1", r"\$\.actor\.kl_loss_coef: must be 0 or above"),
+        ("actor.use_kl_loss=true actor.kl_loss_coef=-1", r"\$\.actor\.kl_loss_coef: must be above 0 with"),
         ("ref.path=other", r"\$\.ref\.path: has no effect without a KL"),
         ("algorithm.adv_estimator=gae", r"\$\.algorithm\.adv_estimator: gae reads the column values, which a critic makes, and there is no critic yet"),
         (f"algorithm.adv_estimator=optimal_token_baseline {BYPASS}", r"bypass_mode: .*sum_pi_squared"),
         ("algorithm.adv_estimator=grpo_passk rollout.n=1", r"\$\.rollout\.n: grpo_passk"),
         ("algorithm.min_group_size=9", r"\$\.algorithm\.min_group_size"),
+        ("algorithm.adv_estimator=rloo_vectorized rollout.n=1", r"\$\.rollout\.n: rloo_vectorized"),
+        ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a] algorithm.use_kl_in_reward=true", r"use_kl_in_reward: has no effect with .*gdpo"),
+        ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b] algorithm.gdpo_reward_weights=[0,0]", r"gdpo_reward_weights must hold a weight other"),
+        ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0", r"\$\.algorithm\.kl_ctrl\.kl_coef: must be above 0"),
+        ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.kl_coef=0", r"adaptive coefficient never leaves it, got 0"),
+        ("algorithm.use_kl_in_reward=true algorithm.kl_penalty=k3+", r"\$\.algorithm\.kl_penalty: .*use k3,"),
+        ("actor.use_kl_loss=true actor.kl_loss_coef=0", r"\$\.actor\.kl_loss_coef: must be above 0"),
+        ("actor.entropy_coeff=-1", r"\$\.actor\.entropy_coeff: must be 0 or above"),
+        ("actor.policy_loss.loss_mode=kl_cov actor.policy_loss.ppo_kl_coef=0", r"kl_cov needs a penalty above 0"),
+        ("algorithm.group_stats=all", r"\$\.algorithm\.group_stats: has no effect with .*rollout_rs=null"),
+        (f"algorithm.group_stats=all {BYPASS} {CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2", r"group_stats: .*bypass_mode=true"),
+        ("algorithm.filter_groups.metric=acc", r"\$\.algorithm\.filter_groups\.metric: has no effect with .*enable=false"),
+        ("actor.data_loader_seed=7", r"\$\.actor\.data_loader_seed: has no effect with actor.shuffle=false"),
+        ("actor.optim.min_lr_ratio=0.1", r"\$\.actor\.optim\.min_lr_ratio: has no effect with .*constant"),
+        ("actor.use_dynamic_bsz=false actor.ppo_max_token_len_per_gpu=2048", r"\$\.actor\.ppo_max_token_len_per_gpu: has no effect"),
+        ("weights.probe=false weights.probe_tolerance=0.1", r"\$\.weights\.probe_tolerance: has no effect with weights.probe=false"),
+        ("actor.clip_ratio=0.3 actor.clip_ratio_low=0.1 actor.clip_ratio_high=0.28", r"\$\.actor\.clip_ratio: has no effect with both"),
         (f"rollout.calculate_log_probs=false {BYPASS}", r"\$\.rollout\.calculate_log_probs: .*bypass_mode=True"),
     ],
 )
@@ -67,6 +84,11 @@ def test_what_cannot_act_is_refused_with_its_path(overrides, said):
         ("algorithm.use_kl_in_reward=true actor.use_kl_loss=true", "both on"),
         ("actor.use_kl_loss=true actor.kl_loss_type=kl", "expected gradient of 0"),
         ("actor.loss_agg_mode=token-sum", "token-sum grows"),
+        ("rollout.n=1 algorithm.adv_estimator=opo", "its advantage is its raw reward"),
+        ("rollout.n=1 algorithm.adv_estimator=reinforce_plus_plus_baseline", "it is compared with the whole batch"),
+        ("rollout.n=1 algorithm.adv_estimator=optimal_token_baseline", "its advantage is its reward to go"),
+        ("actor.shuffle=true", "one epoch of one mini-batch has no order"),
+        (f"{REINFORCE} {CORRECTION}.rollout_is=null replay.max_staleness=1", "OFF-POLICY CORRECTION IS OFF"),
         (f"{BYPASS} rollout.top_p=0.9", "rollout.top_p changes the distribution"),
     ],
 )
@@ -90,6 +112,25 @@ def test_every_loss_passes_resolved_and_unresolved_and_is_named_in_the_objective
     config = configured(f"actor.policy_loss.loss_mode={loss} {EXTRA.get(loss, '')}")
     assert check(config) == check(resolve(config)) == []
     assert f" of {loss} loss" in objective(config) and objective(config) == objective(resolve(config))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        f"algorithm.group_stats=all {CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2",
+        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc",
+        "actor.shuffle=true actor.ppo_epochs=2 actor.data_loader_seed=7",
+        "actor.optim.lr_scheduler_type=cosine actor.optim.min_lr_ratio=0.1",
+        "weights.probe=false rollout.dtype=float32 learner.dtype=float32",
+        "actor.clip_ratio=0.3 actor.clip_ratio_high=0.28",
+        "algorithm.use_kl_in_reward=true algorithm.kl_penalty=k3",
+        f"{BYPASS} replay.max_staleness=1",
+        f"{REINFORCE} replay.max_staleness=1",
+    ],
+)
+def test_options_that_act_pass_resolved_and_unresolved(overrides):
+    config = configured(overrides)
+    assert check(config) == check(resolve(config)) == []
 
 
 def test_options_of_user_code_are_not_refused():

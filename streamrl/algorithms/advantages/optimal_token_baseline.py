@@ -1,4 +1,5 @@
-"""Optimal token baseline: at each position the baseline of least variance, weighted by how much gradient the trajectories have gathered there.
+"""Optimal token baseline: at each position the baseline of least variance, weighted by how much gradient the trajectories have gathered there
+(Li et al. 2026, The Optimal Token Baseline, PMLR 306).
 
     G_t = sum of r from t on      w_t = 1 - 2 pi_t + sum pi^2, times the squared importance weight when there is one      W_t = w_1 + ... + w_t
     B_t = sum_i G W m / (sum_i W m + 1e-8) over the trajectories i of the group      A_t = (G_t - B_t) m

@@ -8,7 +8,8 @@ session of several rows count as one sequence. With the global denominators the 
 the loss of the mini-batch (divided by ``dp_size``), and so do the metrics, except those named in ``MAX_METRICS``.
 
 ``f.batch_dependent`` losses choose tokens over the whole mini-batch: ``f.select`` makes the choice once, and each call gets its rows of it as
-``selected``. User code registers a function of the same shape with ``register(name)`` or is named ``module.path:function``.
+``selected``. User code registers a function of the same shape with ``register(name)`` or is named ``module.path:function``; it may return plain numbers
+as metrics, and leave out ``row_weights`` when no session has several rows.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from streamrl.algorithms.losses.dro import dro
 from streamrl.algorithms.losses.geo_mean import geo_mean
 from streamrl.algorithms.losses.gpg import gpg
 from streamrl.algorithms.losses.gspo import gspo
-from streamrl.algorithms.losses.registry import LOSSES, MAX_METRICS, PolicyLoss
+from streamrl.algorithms.losses.registry import LOSSES, MAX_METRICS, PolicyLoss, get
 from streamrl.algorithms.losses.sapo import sapo
 from streamrl.algorithms.losses.value import value_loss
 from streamrl.algorithms.losses.vanilla import vanilla
 
 register = LOSSES.register
-get = LOSSES.get
 names = LOSSES.names
 
 __all__ = [

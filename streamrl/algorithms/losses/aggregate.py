@@ -58,6 +58,7 @@ def agg_clean(
     row_weights: Tensor | None = None,
 ) -> Tensor:
     """``agg_loss`` of a loss that is 0 in its masked slots already, under a bool mask."""
+    _check_ranks(dp_size)
     if mode not in MODES:
         raise ValueError(f"loss_agg_mode must be one of {', '.join(MODES)}, got {mode!r}; correct actor.loss_agg_mode")
     if mode == "token-sum":
@@ -75,6 +76,7 @@ def mean_of_rows(
     per_row_B: Tensor, mask: Tensor, *, dp_size: int = 1, global_batch_size: float | Tensor | None = None, row_weights: Tensor | None = None
 ) -> Tensor:
     """Mean over the global sequences; a fully masked row is none of them."""
+    _check_ranks(dp_size)
     counted_B = (mask.sum(1) > 0).to(per_row_B.dtype)
     if row_weights is not None:
         counted_B = counted_B * row_weights.to(per_row_B)
@@ -101,6 +103,11 @@ def _denominator(given: float | Tensor | None, count: Callable[[], Tensor], name
         raise ValueError(f"dp_size > 1 needs {name} over all ranks, got none with dp_size={dp_size}; all-reduce it before the first micro-batch")
     local = count()
     return torch.where(local > 0, local, 1)
+
+
+def _check_ranks(dp_size: int) -> None:
+    if dp_size < 1:
+        raise ValueError(f"dp_size counts ranks, at least 1, got {dp_size}; pass the number of learner ranks")
 
 
 def _scale(factor: float | None) -> float:

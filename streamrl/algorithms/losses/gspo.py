@@ -21,7 +21,8 @@ def gspo(tokens: Tokens, config: ActorConfig) -> Loss:
     """Log-ratios 0.3 and 0.1 of a row give s = exp(0.2) on both tokens."""
     low, high = clip_range(config)
     mean_B1 = tokens.log_ratio.detach().sum(1, keepdim=True) / tokens.mask.sum(1, keepdim=True).clamp(min=1)
-    ratio = (mean_B1 + (tokens.log_probs - tokens.log_probs.detach())).clamp(max=LOG_CAP).exp()
+    straight = (tokens.log_probs - tokens.log_probs.detach()).nan_to_num(nan=0.0)  # value 0, also where pi is infinite
+    ratio = (mean_B1 + straight).clamp(max=LOG_CAP).exp()
     gain = -tokens.advantages
     plain, clipped = gain * ratio, gain * ratio.clamp(1 - low, 1 + high)
     return Loss(torch.maximum(plain, clipped), clipped > plain)

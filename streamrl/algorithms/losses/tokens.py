@@ -97,7 +97,8 @@ def policy_loss(name: str, select: Select | None = None) -> Callable[[Formula], 
             selected: Tensor | None = None,
         ) -> tuple[Tensor, dict[str, Tensor]]:
             config = config or ActorConfig()
-            mask = as_mask(loss_mask, old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages)
+            given = {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
+            mask = as_mask(loss_mask, old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages, **given)
             if select is None and selected is not None:
                 raise ValueError(f"{name} selects no tokens, got selected; pass it to a batch-dependent loss only")
             if select is not None and selected is None:
