@@ -104,6 +104,7 @@ class Chaos:
     def check(self) -> AuditReport:
         report = audit(self.folder)
         if not report.closes:
+            say(f"the ledger does not close: {report.differences}")
             self.errors += report.differences
         return report
 
