@@ -3,7 +3,7 @@ PYTHON ?= python3
 BASE := .venv/.stamp-base
 TEST := .venv/.stamp-test
 
-.PHONY: setup demo test lint smollm2 study chaos clean
+.PHONY: setup demo test lint smollm2 study chaos soak clean
 
 setup: $(TEST)
 
@@ -18,7 +18,7 @@ lint: $(TEST)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-smollm2: $(TEST)  ## the model and data of configs/smollm2_chain_sum.yaml
+smollm2: $(TEST)  ## the model and data of configs/smollm2_*.yaml
 	scripts/smollm2.sh
 
 study: $(TEST)  ## what staleness costs, with and without correction: half an hour
@@ -26,6 +26,9 @@ study: $(TEST)  ## what staleness costs, with and without correction: half an ho
 
 chaos: $(TEST)  ## kill actors and drivers of a run fifty times: nothing may be lost or trained twice
 	.venv/bin/python -m tests.actors.chaos --kills 50
+
+soak: $(TEST)  ## half an hour of a fast run: nothing of it may grow
+	.venv/bin/python -m tests.actors.soak --minutes 30
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,13 +18,14 @@ import ray
 from actors.members import Member
 from actors.trainer import Progress
 from streamrl.config import Config
-from streamrl.errors import StreamrlError
+from streamrl.errors import CheckpointError, StreamrlError
 from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.standing import read_standing
 from streamrl.protocol.groups import ReplayStats
 from streamrl.telemetry.live import format_line
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.run_folder import RunFolder, write_json
-from streamrl.telemetry.steps import StepLog
+from streamrl.telemetry.steps import StepLog, read_steps
 from streamrl.telemetry.summary import RunStatus, RunSummary
 from streamrl.telemetry.targets import Target, write_targets
 
@@ -47,6 +48,17 @@ class Board:
         self._state: str = "starting"
         self._last = StepRecord(step=0, version=0)
 
+    def catch_up(self) -> None:
+        """Log the last steps of an earlier driver's trainer: those that the driver was killed before it heard of."""
+        try:
+            records = read_standing(self._folder.standing).records
+        except CheckpointError:
+            return  # the run is new, or ended before its first step
+        logged = max((record.get("time", 0.0) for record in read_steps(self._folder.steps)), default=0.0)
+        for record in records:
+            if record.time > logged:
+                self._steps.append(record)
+
     def say(self, message: str) -> None:
         """A line for the person at the terminal."""
         log.info(message)
@@ -58,7 +70,7 @@ class Board:
         host = self._config.telemetry.host
         host = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
         targets = [Target("driver", "driver", host, self._port)]
-        targets += [Target(m.role, m.name, host, m.hello.metrics_port or 0) for m in members if m.hello is not None]
+        targets += [Target(m.role, m.name, m.hello.page_host, m.hello.metrics_port or 0) for m in members if m.hello is not None]
         write_targets(self._folder.targets, self._folder.root.name, targets)
 
     def restarted(self, role: str) -> None:

@@ -15,6 +15,7 @@ import psutil
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
+MACHINE = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # a run folder may be seen by several machines; a pid means something on one
 _OURS = re.compile(r"(psm_|sem\.mp-)\w+$")  # the names that multiprocessing gives
 
 
@@ -30,6 +31,7 @@ class Record(msgspec.Struct, frozen=True):
 
     processes: list[Child]
     shared_files: list[str]
+    machine: str = ""  # on which these are
 
 
 def record(path: Path, extra_pids: list[int]) -> None:
@@ -42,18 +44,21 @@ def record(path: Path, extra_pids: list[int]) -> None:
     processes = [Child(pid, process.create_time()) for pid, process in found.items()]
     files = sorted(set().union(*(_shared_files(pid) for pid in found)))
     aside = path.with_suffix(".tmp")
-    aside.write_bytes(msgspec.json.encode(Record(processes, files)))
+    aside.write_bytes(msgspec.json.encode(Record(processes, files, MACHINE)))
     aside.rename(path)
 
 
 def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
-    """End what is left of the processes in ``path`` (terminate, then kill) and remove the file. Number of processes ended."""
+    """End what is left of the processes in ``path`` (terminate, then kill) and remove the file. Number of processes ended. What is on another machine
+    is left to an actor there."""
     if not path.exists():
         return 0
     try:
         left = msgspec.json.decode(path.read_bytes(), type=Record)
     except msgspec.MsgspecError:
         log.warning("%s is not readable; its processes cannot be ended", path)
+        return 0
+    if left.machine not in ("", MACHINE):
         return 0
     alive = [process for child in left.processes if (process := _same_process(child)) is not None]
     trackers = [process for process in alive if _is_tracker(process)]

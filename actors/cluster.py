@@ -8,6 +8,7 @@ import shutil
 
 import ray
 
+from actors.places import NodeOffer, Places, plan
 from streamrl.config import Config
 from streamrl.errors import ClusterTooSmall, RunFailed
 
@@ -29,7 +30,7 @@ class Cluster:
         self.own = config.cluster.address is None
 
     def connect(self) -> None:
-        """Start or join; ClusterTooSmall when a resource is missing, RunFailed when no cluster answers."""
+        """Start or join; RunFailed when no cluster answers."""
         cluster = self._config.cluster
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -46,7 +47,17 @@ class Cluster:
             what = "a local Ray must start" if self.own else f"cluster.address={cluster.address!r} must name a running Ray that lets us in"
             raise RunFailed(f"{what}, got {type(error).__name__}: {error}; see docs/cluster.md") from error
         log.info("%s Ray at %s", "started a local" if self.own else "joined", ray.get_runtime_context().gcs_address)
-        self._check_resources()
+
+    def place(self) -> Places:
+        """Where the actors go. What the run asks for must exist: a missing GPU would otherwise be waited for without end."""
+        driver = ray.get_runtime_context().get_node_id()
+        offers = [
+            NodeOffer(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("GPU", 0.0), node["Resources"]) for node in ray.nodes() if node["Alive"]
+        ]
+        places = plan(self._config, driver, offers)
+        if driver in places.stores:
+            self._check_memory()
+        return places
 
     def _init(self, options: dict) -> None:
         """Ray gives its node 30 s to start, which a busy machine may miss: a local one is tried again."""
@@ -60,17 +71,9 @@ class Cluster:
                     raise
                 log.warning("the local Ray did not start in time (try %d of %d): %s", attempt, START_TRIES, error)
 
-    def _check_resources(self) -> None:
-        """What the run asks for must exist; a missing GPU would otherwise be waited for without end."""
-        config, here = self._config, ray.get_runtime_context().get_node_id()
-        have = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {})
-        gpus = config.rollout.num_actors * config.rollout.num_gpus_per_actor + config.learner.ranks * config.learner.num_gpus_per_rank
-        if gpus > have.get("GPU", 0.0):
-            raise ClusterTooSmall(
-                f"the run needs {gpus:g} GPU (rollout {config.rollout.num_actors} x {config.rollout.num_gpus_per_actor:g}, learner "
-                f"{config.learner.ranks} x {config.learner.num_gpus_per_rank:g}), got {have.get('GPU', 0.0):g} on this node; "
-                "lower rollout.num_gpus_per_actor or learner.num_gpus_per_rank, or launch from a node that has them (a run uses one node)"
-            )
+    def _check_memory(self) -> None:
+        """Of this node; the stores of other nodes check theirs when they open."""
+        config = self._config
         free = shutil.disk_usage(config.dataplane.shm_dir).free
         if config.dataplane.capacity_bytes > free:
             raise ClusterTooSmall(

@@ -6,6 +6,7 @@ Guarantees: the code that runs is the driver's (same source files, by hash); an 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -14,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import ray
 
 import actors
 import streamrl
 from actors import children
+from actors.places import Places
 from actors.remote import socket_path
 from streamrl.config import Config
+from streamrl.dataplane.sweep import process_start
 from streamrl.errors import RunFailed, to_wire
 from streamrl.pipeline.waits import Wait, WaitTable
 from streamrl.protocol.channel import ChannelServer
+from streamrl.protocol.request import enter_request
 from streamrl.protocol.rpc import Service
 from streamrl.telemetry import logs
 from streamrl.telemetry.metrics import Metrics
@@ -31,6 +36,7 @@ from streamrl.telemetry.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 WireError = tuple[str, str, str]
+LOOPBACK, ANY_ADDRESS = ("127.0.0.1", "localhost", "::1"), ("0.0.0.0", "::")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -42,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True):
     config: Config
     code: str
     driver_pid: int
+    life: str  # of the driver's process, unlike any other
+    places: Places = Places()
     resume: str | None = None
 
 
@@ -52,6 +60,8 @@ class Hello(msgspec.Struct, frozen=True):
     role: str
     pid: int
     metrics_port: int | None
+    host: str  # address of its node
+    page_host: str  # where its page is found
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -63,7 +73,7 @@ class Health(msgspec.Struct, frozen=True):
     imports_torch: bool
 
 
-def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume: Path | None = None) -> bytes:
+def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume: Path | None = None, places: Places | None = None) -> bytes:
     """Settings as the driver sends them."""
     settings = Settings(
         name,
@@ -72,6 +82,8 @@ def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume
         config,
         code_digest(),
         os.getpid(),
+        f"{os.getpid()}-{process_start(os.getpid())}",
+        places or Places(),
         str(resume) if resume else None,
     )
     return msgspec.msgpack.encode(settings)
@@ -85,18 +97,29 @@ class Host:
         self.config = self.settings.config
         self.name = self.settings.name
         self.folder = RunFolder(Path(self.settings.run_dir))
+        self.places = self.settings.places
+        self.is_away = self.places.is_away(self.name)
         _check_code(self.settings)
+        if self.is_away:
+            _check_folder(self.folder, self.name)
+            children.end_leftovers(self._children_file)  # of a predecessor: the driver cannot reach them
         logs.setup(self.name, file=self.folder.log_file(self.name), level=self.config.telemetry.log_level)
         self.metrics = Metrics(self.settings.role, self.name)
-        self.metrics_port = self.metrics.serve(self.config.telemetry.host)
+        bound = self.config.telemetry.host
+        if self.is_away and bound not in (*LOOPBACK, *ANY_ADDRESS):
+            bound = _address()  # an address of the driver's node is none of this one's
+        self.metrics_port = self.metrics.serve(bound)
+        self._page_host = _address() if bound in ANY_ADDRESS else bound
         self.waits = WaitTable(self.name)
         self._service: Service | None = None
+        self._served = asyncio.Event()
         self.channel: ChannelServer | None = None
         self.record_children([])
 
     async def serve(self, interface: type, target: Any) -> None:
         """Answer the calls of ``interface`` from ``target``, until this process ends: those of this node on a socket, others through ``call``."""
         self._service = Service(interface, target)
+        self._served.set()
         channel = ChannelServer(socket_path(self.folder, self.name), self._service.handle)
         try:
             await channel.start()
@@ -106,16 +129,28 @@ class Host:
 
     def record_children(self, pids: list[int]) -> None:
         """Write down this process and what it started, for the supervisor to end if they outlive it."""
-        children.record(self.folder.children / f"{self.name}.json", pids)
+        children.record(self._children_file, pids)
 
-    async def call(self, method: str, payload: bytes) -> bytes:
-        """A typed call from another node, or before there is a socket."""
-        if self._service is None:
-            raise RunFailed(f"{self.name} answers calls after it was opened, got {method}; the launcher opens every actor first")
+    @property
+    def _children_file(self) -> Path:
+        return self.folder.children / f"{self.name}.json"
+
+    async def call(self, method: str, payload: bytes, request: tuple[str, int] | None = None) -> bytes:
+        """A typed call from another node, or before there is a socket. ``request`` tells a repeat, as on a channel. A successor is known by its name
+        before it is open, so calls wait for that."""
+        limit_s = self.config.cluster.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._served.wait()
+        except TimeoutError:
+            raise RunFailed(f"{self.name} is opened within cluster.start_timeout_s={limit_s:g} s, got {method} before that; see its log") from None
+        if request is not None:
+            enter_request(*request)
+        assert self._service is not None
         return await self._service.handle(method, payload)
 
     async def hello(self) -> bytes:
-        return msgspec.msgpack.encode(Hello(self.name, self.settings.role, os.getpid(), self.metrics_port))
+        return msgspec.msgpack.encode(Hello(self.name, self.settings.role, os.getpid(), self.metrics_port, _address(), self._page_host))
 
     async def health(self) -> bytes:
         return msgspec.msgpack.encode(Health(self.name, os.getpid(), self.waits.rows(), "torch" in sys.modules))
@@ -158,6 +193,19 @@ def code_digest() -> str:
         for path in sorted(root.rglob("*.py")):
             digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _address() -> str:
+    return ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
+
+
+def _check_folder(folder: RunFolder, name: str) -> None:
+    """On another node than the driver: journals, logs and checkpoints go into one folder."""
+    if not folder.config.is_file():
+        raise RunFailed(
+            f"the run folder is on a file system that every node of the run sees, got {folder.root} which does not hold this run on {_address()}, where {name} "
+            "starts; name a folder on shared storage with run.dir"
+        )
 
 
 def _check_code(settings: Settings) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 from actors import children
 from actors.board import Board
 from actors.cluster import Cluster
+from actors.store import adoptable
 from actors.supervisor import Supervisor
 from streamrl.config import Config
 from streamrl.config.objective import objective
-from streamrl.dataplane import journalled_folder
-from streamrl.dataplane.sweep import PREFIX, sweep, write_owner
+from streamrl.dataplane.sweep import PREFIX, open_folder, sweep
 from streamrl.errors import StreamrlError
 from streamrl.pipeline.build import weights_dir
 from streamrl.telemetry import logs
@@ -48,20 +48,22 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     status = "failed"
     try:
         board.say(f"run folder {folder.root}")
+        board.catch_up()
         board.say(f"objective: {objective(config)}")
         board.state("starting")
         _clear_leftovers(config, folder)
         _open_weights(config, folder)
         cluster.connect()
+        places = cluster.place()
         board.state("running")
-        stopped = asyncio.run(_supervise(Supervisor(config, folder, board, resume)))
+        stopped = asyncio.run(_supervise(Supervisor(config, folder, board, resume, places)))
         status = "stopped" if stopped else "completed"
     except StreamrlError as failure:
         error = failure
     finally:
         cluster.disconnect()
         _clear_leftovers(config, folder)
-        _remove_shared_memory(config, folder, keep=_adoptable(folder) if status == "failed" else [])
+        _remove_shared_memory(config, folder, keep=adoptable(folder) if status == "failed" else [])
     summary = board.summary(status, error)
     board.close(summary)
     if error is not None:
@@ -106,13 +108,7 @@ def _clear_leftovers(config: Config, folder: RunFolder) -> None:
     for path in folder.children.glob("*.json"):
         children.end_leftovers(path)
     shutil.rmtree(folder.sockets, ignore_errors=True)
-    sweep(Path(config.dataplane.shm_dir), keep=_adoptable(folder))
-
-
-def _adoptable(folder: RunFolder) -> list[Path]:
-    """Where the rows of a run lie that did not end in order."""
-    named = journalled_folder(folder.ledger)
-    return [] if named is None else [named]
+    sweep(Path(config.dataplane.shm_dir), keep=adoptable(folder))
 
 
 def _remove_shared_memory(config: Config, folder: RunFolder, keep: Iterable[Path] = ()) -> None:
@@ -126,8 +122,4 @@ def _remove_shared_memory(config: Config, folder: RunFolder, keep: Iterable[Path
 
 def _open_weights(config: Config, folder: RunFolder) -> Path:
     """The folder for weight snapshots, owned by this process, so that a later run may sweep it when this one is gone."""
-    path = weights_dir(config, folder.run_id)
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(mode=0o700, parents=True)
-    write_owner(path, os.getpid())
-    return path
+    return open_folder(weights_dir(config, folder.run_id), os.getpid())

@@ -13,8 +13,9 @@ import ray.exceptions
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.host import Health, Hello, Host, WireError, settings_for
+from actors.host import Health, Hello, Host, WireError
 from actors.learner import LearnerActor
+from actors.places import Places
 from actors.prompt import PromptActor
 from actors.remote import answer, as_future
 from actors.replay import ReplayActor
@@ -75,11 +76,14 @@ class Member:
         ray.kill(self.handle, no_restart=True)
 
 
-def create(name: str, role: str, config: Config, settings: Callable[..., bytes]) -> Member:
-    """Ask Ray for an actor. Light kinds ask for no CPU, so that everything fits a machine of two cores."""
+def create(name: str, role: str, config: Config, settings: Callable[..., bytes], places: Places) -> Member:
+    """Ask Ray for an actor, on the node that was planned for it. Light kinds ask for no CPU, so that everything fits a machine of two cores."""
     gpus = {"rollout": config.rollout.num_gpus_per_actor, "learner": config.learner.num_gpus_per_rank}.get(role, 0.0)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # rows and weights lie in this node's memory
-    options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": here}
+    resource = {"rollout": config.cluster.rollout_resource, "learner": config.cluster.learner_resource}.get(role)
+    place = NodeAffinitySchedulingStrategy(places.node_of(name), soft=False)  # rows and weights lie in the memory of that node
+    options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": place}
+    if resource is not None:
+        options["resources"] = {resource: 1}
     remote = ray.remote(KINDS[role]).options(**options)
     return Member(name, role, remote.remote(settings(name, role)))
 
@@ -95,7 +99,8 @@ def of_role(members: dict[str, Member], role: str) -> list[Member]:
 
 async def join_learners(ranks: list[Member], limit_s: float) -> None:
     """All ranks meet at an address of rank 0, load the model and shard it."""
-    address = await ranks[0].call("rendezvous", ray.util.get_node_ip_address(), limit_s=limit_s)
+    assert ranks[0].hello is not None, "ranks are opened before they meet"
+    address = await ranks[0].call("rendezvous", ranks[0].hello.host, limit_s=limit_s)
     await together([rank.call("join", address, limit_s=limit_s) for rank in ranks])
 
 
@@ -126,17 +131,37 @@ def failure_of(member: Member) -> StreamrlError | None:
     return None if wire is None else from_wire(*wire)
 
 
+def lost_node(places: Places) -> str | None:
+    """The address of a node of the run that Ray has given up; None as long as all live."""
+    if len(places.used()) == 1:
+        return None  # the driver is on it
+    gone = places.used() - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return next((places.hosts.get(node, node) for node in sorted(gone)), None)
+
+
 def is_serving(member: Member) -> bool:
     """Its loop runs, as far as is known."""
     return member.run is not None and not member.run.done()
 
 
-def names_of(config: Config) -> list[tuple[str, str]]:
+def names_of(config: Config, places: Places) -> list[tuple[str, str]]:
     """(name, role) of every actor of a run, in the order they are opened."""
-    fixed = [("store", "store"), ("replay", "replay"), ("prompt", "prompt")]
+    fixed = [*((name, "store") for name in places.stores.values()), ("replay", "replay"), ("prompt", "prompt")]
     learners = [(f"learner-{i}", "learner") for i in range(config.learner.ranks)]
     rollouts = [(f"rollout-{i}", "rollout") for i in range(config.rollout.num_actors)]
     return [*fixed, *learners, *rollouts, ("trainer", "trainer")]
 
 
-__all__ = ["Member", "create", "failure_of", "handles", "has_died", "is_serving", "join_learners", "names_of", "of_role", "settings_for", "together"]
+__all__ = [
+    "Member",
+    "create",
+    "failure_of",
+    "handles",
+    "has_died",
+    "is_serving",
+    "join_learners",
+    "lost_node",
+    "names_of",
+    "of_role",
+    "together",
+]

@@ -15,7 +15,7 @@ class ReplayActor(Host):
     """Runs the buffer's timers; serves ``Replay``."""
 
     async def open(self, peers: dict[str, Any]) -> None:
-        store = store_client(peers["store"], self.name, self.config, self.folder)
+        store = store_client(self, peers)
         self.replay = build.build_replay(self.config, store, self.folder.ledger)
         self.meter = ReplayMeter(self.metrics, self.config.replay.max_staleness)
         await self.serve(Replay, self.replay)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from actors import children
 from actors.members import Member, create, handles, is_serving, join_learners, of_role, together
+from actors.places import Places
 from actors.remote import client
 from streamrl.config import Config
 from streamrl.dataplane import IndexCalls
@@ -53,13 +54,22 @@ class Board(Protocol):
 class Restarts:
     """``tasks``: replacements under way, by the name of the actor; all learner ranks and the trainer are one, named learner."""
 
-    def __init__(self, config: Config, folder: RunFolder, board: Board, members: dict[str, Member], settings: Callable[[str, str], bytes]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        board: Board,
+        members: dict[str, Member],
+        settings: Callable[[str, str], bytes],
+        places: Places | None = None,
+    ) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._config = config
         self._folder = folder
         self._board = board
         self._members = members
         self._settings = settings
+        self._places = places or Places()
         self._limit_s = config.cluster.start_timeout_s
         self._counts: Counter[str] = Counter()
         self._served = Topic()
@@ -126,7 +136,7 @@ class Restarts:
 
     async def _rollout(self, member: Member) -> None:
         await self._ask_trainer("detach", member.name)
-        await self._store().writer_gone(member.name)
+        await self._writer_gone(member)
         await self._replay().release_worker(member.name)
         fresh = await self._successor(member)
         await self._ask_trainer("attach", fresh.name, fresh.handle)
@@ -141,9 +151,9 @@ class Restarts:
 
     async def _learners(self, ranks: list[Member]) -> None:
         for rank in ranks:
-            await self._store().writer_gone(rank.name)
+            await self._writer_gone(rank)
         for rank in ranks:
-            self._members[rank.name] = create(rank.name, rank.role, self._config, self._settings)
+            self._members[rank.name] = create(rank.name, rank.role, self._config, self._settings, self._places)
         fresh = of_role(self._members, "learner")
         await together([rank.open(handles(self._members), self._limit_s) for rank in fresh])
         await join_learners(fresh, self._limit_s)
@@ -151,7 +161,7 @@ class Restarts:
             self._serve(rank)
 
     async def _successor(self, member: Member) -> Member:
-        fresh = create(member.name, member.role, self._config, self._settings)
+        fresh = create(member.name, member.role, self._config, self._settings, self._places)
         self._members[member.name] = fresh
         await fresh.open(handles(self._members), self._limit_s)
         return fresh
@@ -185,8 +195,12 @@ class Restarts:
         patience_s = self._config.cluster.restart_patience_s
         return client(self._members[name].handle, name, interface, limit_s=self._limit_s, folder=self._folder, patience_s=patience_s)
 
-    def _store(self) -> IndexCalls:
-        return self._peer("store", IndexCalls)
+    async def _writer_gone(self, member: Member) -> None:
+        """Only the store of its own node has lent it segments."""
+        store = self._places.store_near(member.name)
+        if store is not None:
+            index: IndexCalls = self._peer(store, IndexCalls)
+            await index.writer_gone(member.name)
 
     def _replay(self) -> BatchSource:
         return self._peer("replay", BatchSource)

@@ -7,10 +7,10 @@ from typing import Any
 
 from actors.host import Host
 from actors.remote import client
-from actors.store import store_client
+from actors.store import NodeCalls, store_client
 from streamrl.pipeline import build
 from streamrl.pipeline.loops import POLL_S, generate_groups, keep_leases
-from streamrl.pipeline.replica import EngineReplica
+from streamrl.pipeline.replica import EngineReplica, Nearby
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
 
@@ -21,22 +21,37 @@ class RolloutActor(Host):
     async def open(self, peers: dict[str, Any]) -> None:
         self.runner: SessionRunner | None = None
         self.engine = build.build_engine(self.config, self.name)
+        self.runner = build.build_runner(self.config, self.engine, self.metrics)  # before the engine starts: it finds what is wrong with tools and loops
         limit_s = self.config.rollout.timeouts.start_s
         await self.waits.limit(self.engine.start(), "the engine's start", f"{self.name} engine", limit_s)
         self.record_children(self.engine.child_pids())
-        self.runner = build.build_runner(self.config, self.engine)
         patience_s = self.config.cluster.restart_patience_s
         self.worker = build.build_worker(
             self.config,
             self.name,
             replay=client(peers["replay"], "replay", LeaseSource, limit_s=POLL_S + patience_s, folder=self.folder, patience_s=patience_s),
-            store=store_client(peers["store"], self.name, self.config, self.folder),
+            store=store_client(self, peers),
             runner=self.runner,
             engine=self.engine,
             waits=self.waits,
             metrics=self.metrics,
+            node=self._near if len(self.places.used()) > 1 else None,
         )
-        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner))
+        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner, self._copies(peers)))
+
+    @property
+    def _near(self) -> str:
+        near = self.places.store_near(self.name)
+        assert near is not None, "a node with rollout actors has a store"
+        return near
+
+    def _copies(self, peers: dict[str, Any]) -> Nearby | None:
+        """Snapshots that are made on another node come by way of this node's store."""
+        if self.places.node_of("learner-0") == self.places.node_of(self.name):
+            return None
+        limit_s = self.config.weights.publish_timeout_s + 30  # the publisher's own deadline comes first
+        near: NodeCalls = client(peers[self._near], self._near, NodeCalls, limit_s=limit_s, folder=self.folder)
+        return near.copy_weights
 
     async def work(self) -> None:
         self.record_children(self.engine.child_pids())

@@ -18,7 +18,9 @@ import msgspec
 
 from actors import children
 from actors.board import Board
-from actors.members import Member, create, failure_of, handles, has_died, join_learners, names_of, of_role, settings_for, together
+from actors.host import settings_for
+from actors.members import Member, create, failure_of, handles, has_died, join_learners, lost_node, names_of, of_role, together
+from actors.places import Places
 from actors.remote import answer
 from actors.restarts import Restarts
 from actors.trainer import Progress
@@ -35,14 +37,15 @@ ROOT_CAUSE_S = 3.0  # after a failure, how long other deaths are awaited: the fi
 class Supervisor:
     """One run from the first actor to the last."""
 
-    def __init__(self, config: Config, folder: RunFolder, board: Board, resume: Path | None) -> None:
+    def __init__(self, config: Config, folder: RunFolder, board: Board, resume: Path | None, places: Places | None = None) -> None:
         self.config = config
         self.folder = folder
         self.board = board
+        self.places = places or Places()
         self.members: dict[str, Member] = {}
-        self._settings: Callable[[str, str], bytes] = partial(_settings, config=config, folder=folder, resume=resume)
+        self._settings: Callable[[str, str], bytes] = partial(_settings, config=config, folder=folder, resume=resume, places=self.places)
         self._refused: Counter[str] = Counter()
-        self.restarts = Restarts(config, folder, board, self.members, self._settings)
+        self.restarts = Restarts(config, folder, board, self.members, self._settings, self.places)
         self._stopping = asyncio.Event()
 
     def request_stop(self) -> None:
@@ -74,9 +77,9 @@ class Supervisor:
 
     async def _start(self) -> None:
         limit_s = self.config.cluster.start_timeout_s
-        for name, role in names_of(self.config):
-            self.members[name] = create(name, role, self.config, self._settings)
-        light = [self.members[name] for name in ("store", "replay", "prompt")]
+        for name, role in names_of(self.config, self.places):
+            self.members[name] = create(name, role, self.config, self._settings, self.places)
+        light = [*self._role("store"), self.members["replay"], self.members["prompt"]]
         heavy = [*self._role("learner"), *self._role("rollout")]
         self.board.say(f"starting {len(self.members)} actors")
         await together([member.open(handles(self.members), limit_s) for member in [*light, *heavy]])
@@ -102,6 +105,7 @@ class Supervisor:
         while not self._has_ended():
             runs = {m.run for m in self.members.values() if m.run is not None and not m.run.done()}
             await asyncio.wait({*runs, *self.restarts.tasks.values()}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            await self._check_nodes()
             await self._handle_ends()
             await self._show()
             if stopping is not None and stopping.done():
@@ -143,6 +147,15 @@ class Supervisor:
             raise RunFailed(
                 f"a stopped run must save within cluster.stop_timeout_s={limit_s:g} s, got a step that is still running; "
                 "the last checkpoint is the newest state: raise the limit for slow steps"
+            )
+
+    async def _check_nodes(self) -> None:
+        """No actor of a lost node can be replaced: its place is gone, and its rows with it."""
+        lost = await asyncio.to_thread(lost_node, self.places)
+        if lost is not None:
+            raise RunFailed(
+                f"every node of a run stays until its end, got node {lost} which Ray has lost; the run ends. Continue it from its last checkpoint, "
+                f"on the nodes that there are then, with: streamrl launch --resume {self.folder.root}"
             )
 
     async def _handle_ends(self) -> None:
@@ -204,13 +217,26 @@ class Supervisor:
         await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role != "store"))
         await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role == "store"))
         for member in order:
+            if member.role != "store":
+                member.kill()
+        away = [store for store in self._role("store") if self.places.is_away(store.name)]
+        await asyncio.gather(*(_quiet_end(store) for store in away))
+        for member in self._role("store"):
             member.kill()
         for path in sorted(self.folder.children.glob("*.json")):
             await asyncio.to_thread(children.end_leftovers, path)
 
 
-def _settings(name: str, role: str, *, config: Config, folder: RunFolder, resume: Path | None) -> bytes:
-    return settings_for(name, role, config, folder, resume if role == "trainer" else None)
+def _settings(name: str, role: str, *, config: Config, folder: RunFolder, resume: Path | None, places: Places) -> bytes:
+    return settings_for(name, role, config, folder, resume if role == "trainer" else None, places)
+
+
+async def _quiet_end(store: Member, limit_s: float = 8.0) -> None:
+    """Processes that actors of another node left are ended there."""
+    try:
+        await store.call("end_leftovers", limit_s=limit_s)
+    except StreamrlError as error:
+        log.warning("what is left of the run on the node of %s could not be ended: %s", store.name, error)
 
 
 async def _quiet_stop(member: Member, limit_s: float = 8.0) -> None:

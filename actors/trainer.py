@@ -15,7 +15,7 @@ from actors.remote import client
 from streamrl.errors import to_wire
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup
-from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.records import RecordWindow, StepRecord, Totals
 from streamrl.pipeline.standing import Standing, read_standing, write_standing
 from streamrl.pipeline.trainer import Trainer
 from streamrl.pipeline.validation import Validator
@@ -23,8 +23,6 @@ from streamrl.protocol.interfaces import BatchSource, Learner, PromptSource, Rep
 from streamrl.weights.publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
-
-KEPT_RECORDS = 32  # written down with the trainer's standing: more than the driver leaves unread
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -45,8 +43,7 @@ class TrainerActor(Host):
         patient = partial(peer, patience_s=config.cluster.restart_patience_s)
         prompts = patient(peers["prompt"], "prompt", PromptSource, limit_s=config.cluster.start_timeout_s)  # it reads the validation files when asked
         learners = [peer(handle, name, Learner, limit_s=config.learner.step_timeout_s + 30) for name, handle in peers.items() if name.startswith("learner-")]
-        self._records: list[StepRecord] = []
-        self._first_record = 0
+        self._records = RecordWindow()
         self._failed: dict[str, WireError] = {}
         self.publisher = WeightPublisher(config.weights, on_failure=self._replica_failed)
         resume = Path(self.settings.resume) if self.settings.resume else None
@@ -65,8 +62,7 @@ class TrainerActor(Host):
         )
 
     def _keep(self, standing: Standing) -> None:
-        records = self._records[-KEPT_RECORDS:]
-        standing.records, standing.first_record = records, self._first_record + len(self._records) - len(records)
+        standing.first_record, standing.records = self._records.newest()
         write_standing(self.folder.standing, standing)
 
     def _replica_failed(self, name: str, error: BaseException) -> None:
@@ -109,7 +105,7 @@ class TrainerActor(Host):
     def _predecessor(self) -> Standing:
         """Records are numbered over all trainers of a run."""
         standing = read_standing(self.folder.standing)
-        self._records[:], self._first_record = standing.records, standing.first_record
+        self._records.load(standing.first_record, standing.records)
         return standing
 
     async def work(self) -> None:
@@ -117,8 +113,7 @@ class TrainerActor(Host):
 
     async def progress(self, since: int) -> bytes:
         """Records from number ``since`` on, and the totals."""
-        since = max(0, since - self._first_record)
-        return msgspec.msgpack.encode(Progress(self._records[since:], self.trainer.totals, self._failed, self.trainer.state.published))
+        return msgspec.msgpack.encode(Progress(self._records.since(since), self.trainer.totals, self._failed, self.trainer.state.published))
 
     async def close(self) -> None:
         self.trainer.stop()

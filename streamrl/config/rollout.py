@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+from streamrl.config.multi_turn import MultiTurnConfig
 
 
 class ModelConfig(Section, frozen=True):
@@ -19,7 +20,9 @@ class Timeouts(Section, frozen=True):
     """Every external wait of a session, in seconds."""
 
     start_s: Seconds = 300.0  # engine start, model load included
-    generate_s: Seconds = 600.0
+    generate_s: Seconds = 600.0  # one engine call; past it the call is aborted
+    tool_s: Seconds = 60.0  # one tool call; past it the model gets an error message
+    interaction_s: Seconds = 120.0  # one answer of an interaction; past it the session has failed
     session_s: Seconds = 3600.0
 
 
@@ -63,20 +66,37 @@ class RolloutConfig(Section, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     calculate_log_probs: bool = True
     max_sessions_per_actor: Positive = 256
+    max_tokens_per_call: Positive | None = None  # None: what is left of the response budget
+    keep_truncated: bool = False  # a session that ran into timeouts.session_s is scored with what the model has written, instead of failing
     session_retries: NonNegative = 1
     overlong_prompt: Literal["drop", "truncate_left", "error"] = "drop"
     num_threads: NonNegative = 0  # torch threads of a rollout process; 0: cores shared out evenly
     num_gpus_per_actor: float = 0.0
     agent: AgentConfig | None = None
+    multi_turn: MultiTurnConfig = MultiTurnConfig()
     vllm: VllmConfig = VllmConfig()
     transformers: TransformersConfig = TransformersConfig()
     timeouts: Timeouts = Timeouts()
 
 
 class AgentConfig(Section, frozen=True):
-    """Which agent loop runs a row that names none."""
+    """Which agent loop runs a row that names none, and where further ones are declared."""
 
-    default_agent_loop: str = "single_turn_agent"
+    default_agent_loop: str | None = None  # None: tool_agent with rollout.multi_turn.enable, single_turn_agent without
+    agent_loop_config_path: str | None = None  # YAML list of {name, class_path, kwargs}
+
+
+def default_agent_loop(rollout: RolloutConfig) -> str:
+    """The loop of rows that name none."""
+    named = rollout.agent.default_agent_loop if rollout.agent else None
+    return named or ("tool_agent" if rollout.multi_turn.enable else "single_turn_agent")
+
+
+def loops_may_score(rollout: RolloutConfig) -> bool:
+    """Whether rows may do without a score function, since an interaction or an agent loop of the user's knows the reward."""
+    own_loops = rollout.agent is not None and rollout.agent.agent_loop_config_path is not None
+    own_default = default_agent_loop(rollout) not in ("single_turn_agent", "tool_agent")
+    return own_loops or own_default or rollout.multi_turn.interaction_config_path is not None
 
 
 class ReplayConfig(Section, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 
 from streamrl.config.data import DataConfig
 from streamrl.config.paths import resolve_source
-from streamrl.config.tools import read_tools
+from streamrl.config.tools import check_tool_files
 from streamrl.data.custom import check_class
 from streamrl.data.fetch import copy_to_local, suffix_of
 from streamrl.data.formats import READERS, line_of, row_place
@@ -42,8 +42,7 @@ def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
 
     ``rule_rewards`` asks for data_source and ground_truth too. With ``data.custom_cls`` only its file is looked at: importing it may need torch.
     """
-    if data.tool_config_path is not None:
-        read_tools(data.tool_config_path)
+    check_tool_files(data)
     if data.custom_cls is not None:
         check_class(data.custom_cls)
         return DataSummary(num_train_rows=None, num_val_rows=None, sources={}, agent_names=[])

@@ -62,7 +62,7 @@ def _lengths(rows: list[Row], data: DataConfig, tokenizer: ChatTokenizer) -> lis
 def _length(row: Row, data: DataConfig, tokenizer: ChatTokenizer) -> int | Exception:
     if has_media(row, data):
         raise DataError("data.filter_overlong_prompts measures text, got a row with images, video or audio; turn the filter off")
-    tools = row_tools(data.tool_config_path, row.get("extra_info"))
+    tools = row_tools(data, row.get("extra_info"))
     try:
         return len(prompt_ids(tokenizer, row[data.prompt_key], data.apply_chat_template_kwargs, tools))
     except Exception as error:  # templates are user code and raise anything

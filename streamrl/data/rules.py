@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamrl.config.data import DataConfig
-from streamrl.config.tools import row_tools
+from streamrl.config.tools import check_selection
 from streamrl.data.media import Row, with_media
 from streamrl.errors import DataError, WrongData
 
@@ -28,10 +28,14 @@ def check_row(row: Any, data: DataConfig, *, rule_rewards: bool) -> None:
         raise DataError(f"a row is an object, got {type(row).__name__}; write one JSON object per row")
     if not isinstance(row.get("agent_name") or "", str):
         raise DataError(f"field 'agent_name' is the name of an agent loop, got {_short(row['agent_name'])}; write text or leave it out")
+    if not isinstance(row.get("__do_sample__", True), bool):
+        raise DataError(f"field '__do_sample__' is true or false, got {_short(row['__do_sample__'])}; correct it or leave it out")
+    if row.get("__rollout_n__") is not None:
+        raise DataError(f"field '__rollout_n__' is not taken: every group has rollout.n sessions, got {_short(row['__rollout_n__'])}; remove the column")
     _check_prompt(row, data.prompt_key)
     with_media(row, data)
     _check_extra_info(row.get("extra_info"))
-    row_tools(data.tool_config_path, row.get("extra_info"))
+    check_selection(data, row.get("extra_info"))
     if rule_rewards:
         _check_source(row, data.reward_fn_key)
         _check_ground_truth(row)

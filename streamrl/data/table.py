@@ -11,7 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from streamrl.config.data import DataConfig
+from streamrl.config.tools import row_tools
 from streamrl.data.files import Files, limited, names_of, read_files
+from streamrl.data.formats import row_place
 from streamrl.data.media import Row
 from streamrl.data.order import shares
 from streamrl.data.overlong import check_tokenizer, without_overlong
@@ -61,12 +63,24 @@ def read_table(files: Files, data: DataConfig, *, seed: int, max_samples: int, t
     """Fetch, read, check, subsample, filter."""
     check_tokenizer(data, tokenizer)
     names = names_of(files)
-    tables = subsample(read_files(files, data), max_samples, shuffle=data.shuffle, seed=seed)
+    whole = read_files(files, data)
+    _check_selections(whole, names, data)
+    tables = subsample(whole, max_samples, shuffle=data.shuffle, seed=seed)
     if tokenizer is not None and data.filter_overlong_prompts:
         tables = without_overlong(tables, names, data, tokenizer)
     rows = [row for table in tables for row in table]
     _warn_of_missing_tools_kwargs(rows, data)
     return RowTable(data, rows, [len(table) for table in tables])
+
+
+def _check_selections(tables: list[list[Row]], names: list[str], data: DataConfig) -> None:
+    """DataError for a selected tool that does not exist. Only here are names known that the tools' own code declares: the driver imports none of it."""
+    for name, rows in zip(names, tables, strict=True):
+        for number, row in enumerate(rows):
+            try:
+                row_tools(data, row.get("extra_info"))
+            except DataError as error:
+                raise DataError(f"{name}, {row_place(number)}: {error}") from None
 
 
 def check_mixture(sizes: list[int], weights: list[float]) -> None:

@@ -28,6 +28,10 @@ class IndexCalls(Protocol):
         """Pieces of the asked rows, in the asked order."""
         ...
 
+    async def attempts(self, partition_id: str, keys: list[str]) -> list[int | None]:
+        """Of each row; -1 for a row of no group, None where there is no row."""
+        ...
+
     async def tags(self, partition_id: str | None) -> dict[str, dict[str, dict[str, Any]]]: ...
     async def clear(self, partition_id: str, keys: list[str], groups: list[str]) -> int:
         """Free rows; ``groups`` are uids that have ended: all their rows go and later writes are refused. Number of rows freed."""

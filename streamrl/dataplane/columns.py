@@ -15,7 +15,6 @@ Values are never cast. Torch is touched only when a tensor is given or asked for
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from streamrl.dataplane import jagged
 from streamrl.dataplane.objects import decode_object, encode_object
 from streamrl.errors import DtypeClash, ProtocolError
 from streamrl.protocol.fields import OBJECT, TRAJECTORY_FIELDS, ColumnSpec, Kind
@@ -40,7 +40,11 @@ class EncodedColumn:
 
     def __init__(self, name: str, spec: ColumnSpec, lengths: list[int], chunks: list[np.ndarray]) -> None:
         self.name, self.spec, self.lengths, self.chunks = name, spec, lengths, chunks
-        self.num_bytes = sum(chunk.nbytes for chunk in chunks)
+        self.num_bytes = chunks[0].nbytes if len(chunks) == 1 else sum(chunk.nbytes for chunk in chunks)
+
+
+class EncodedColumns(list[EncodedColumn]):
+    """The columns of a put that were validated already."""
 
 
 def storage_dtype(name: str) -> np.dtype:
@@ -58,6 +62,8 @@ def unit_bytes(spec: ColumnSpec) -> int:
 
 def encode_columns(fields: Any, num_rows: int) -> list[EncodedColumn]:
     """All columns of a put, validated. Nothing is written, so an error leaves the store as it was."""
+    if isinstance(fields, EncodedColumns):
+        return fields
     return [encode_column(name, values, num_rows) for name, values in _items(fields, num_rows)]
 
 
@@ -65,7 +71,7 @@ def encode_column(name: str, values: Any, num_rows: int) -> EncodedColumn:
     """One column; DtypeClash or ProtocolError names it."""
     if not isinstance(name, str) or not name:
         raise ProtocolError(f"columns have names, got {name!r}; use a non-empty str")
-    if _is_tensor(values) and values.is_nested:
+    if _is_nested(values):
         column = _from_nested(name, values)
     elif _is_tensor(values) or (isinstance(values, np.ndarray) and values.dtype != object):
         column = _from_batch(name, *_bytes_of(name, values))
@@ -78,12 +84,32 @@ def encode_column(name: str, values: Any, num_rows: int) -> EncodedColumn:
     return column
 
 
+def encode_row(fields: Any) -> EncodedColumns:
+    """The fields of a single row as columns of length 1: tensors and arrays get a batch dimension, everything else becomes an object."""
+    tensordict = sys.modules.get("tensordict")
+    if tensordict is not None and tensordict.is_tensor_collection(fields):
+        return EncodedColumns(encode_columns(fields.unsqueeze(0) if not fields.batch_size else fields, 1))
+    if not isinstance(fields, Mapping):
+        raise ProtocolError(f"fields of a row are a mapping, got {type(fields).__name__}; pass name -> value")
+    nested = sorted(str(name) for name, value in fields.items() if _is_nested(value))
+    if nested:
+        raise ProtocolError(f"a row's value is one tensor, got nested tensors for {nested}; use kv_batch_put for several rows")
+    return EncodedColumns(_encode_value(name, value) for name, value in fields.items())
+
+
+def _encode_value(name: str, value: Any) -> EncodedColumn:
+    if not isinstance(name, str) or not name or not (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
+        return encode_column(name, [value], 1)
+    dtype, array = _bytes_of(name, value)
+    return _from_batch(name, dtype, array[None])
+
+
 def _items(fields: Any, num_rows: int) -> Iterable[tuple[str, Any]]:
     tensordict = sys.modules.get("tensordict")
     if tensordict is not None and tensordict.is_tensor_collection(fields):
         if list(fields.batch_size) != [num_rows]:
             raise ProtocolError(f"a TensorDict of a put has batch size [{num_rows}] (one row per key), got {list(fields.batch_size)}; set batch_size=[B]")
-        return [(name, _unwrap(tensordict, fields.get(name), num_rows)) for name in fields.keys()]
+        return [(name, _unwrap(tensordict, values, num_rows)) for name, values in fields.items()]
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"fields are a TensorDict or a dict of columns, got {type(fields).__name__}; pass name -> values")
     return [(name, values if tensordict is None else _unwrap(tensordict, values, num_rows)) for name, values in fields.items()]
@@ -102,16 +128,17 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def _is_nested(value: Any) -> bool:
+    return _is_tensor(value) and (jagged.is_jagged(value) or value.is_nested)
+
+
 def _bytes_of(name: str, value: Any) -> tuple[str, np.ndarray]:
     """(dtype name, contiguous array in its storage dtype) of an array, a tensor or a NumPy scalar."""
     if _is_tensor(value):
-        dtype = str(value.dtype).removeprefix("torch.")
-        value = value.detach().cpu().contiguous()
-        if dtype in RAW_DTYPES:
-            torch = sys.modules["torch"]
-            shape = tuple(value.shape)
-            value = value.reshape(-1).view(getattr(torch, RAW_DTYPES[dtype].name)).reshape(shape)
-        array = value.numpy()
+        dtype = _dtype_name(value.dtype)
+        if value.requires_grad or not value.is_cpu:
+            value = value.detach().cpu()
+        array = (value.contiguous().view(_torch_dtype(RAW_DTYPES[dtype].name)) if dtype in RAW_DTYPES else value).numpy()
     else:
         array = np.asarray(value)
         dtype = _dtype_name(array.dtype)
@@ -119,12 +146,17 @@ def _bytes_of(name: str, value: Any) -> tuple[str, np.ndarray]:
         raise DtypeClash(f"columns hold numbers or objects, got dtype {dtype} for {name!r}; pass text and other values as a list")
     if not array.dtype.isnative:
         raise DtypeClash(f"columns are in the machine's byte order, got {array.dtype.str} for {name!r}; convert with astype")
-    return dtype, np.ascontiguousarray(array).reshape(array.shape)
+    return dtype, array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 @functools.lru_cache(maxsize=64)
-def _dtype_name(dtype: np.dtype) -> str:
-    return dtype.name
+def _dtype_name(dtype: Any) -> str:
+    """Of NumPy or torch."""
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+
+
+def _torch_dtype(name: str) -> Any:
+    return getattr(sys.modules["torch"], name)
 
 
 def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
@@ -142,18 +174,16 @@ def _from_batch(name: str, dtype: str, rows: np.ndarray) -> EncodedColumn:
 
 
 def _from_nested(name: str, nested: Any) -> EncodedColumn:
-    torch = sys.modules["torch"]
-    if nested.layout is not torch.jagged:
+    if not jagged.is_jagged(nested):
         raise ProtocolError(f"nested tensors are jagged, got layout {nested.layout} for {name!r}; build them with nested_tensor_from_jagged")
-    axis, values = nested._ragged_idx - 1, nested.values()
-    if axis == 0 and nested.lengths() is None and values.is_contiguous():
-        dtype, values = _bytes_of(name, values)
-        offsets = nested.offsets().tolist()
-        spec = _declared(name, ColumnSpec(dtype, "ragged", 0, tuple(values.shape[1:])))
-        lengths = [end - begin for begin, end in itertools.pairwise(offsets)]
-        return EncodedColumn(name, spec, lengths, [values[offsets[0] : offsets[-1]].reshape(-1)])
+    packed = jagged.packed(nested)
+    if packed is not None:
+        dtype, values = _bytes_of(name, packed[0])
+        offsets = _bytes_of(name, packed[1])[1]
+        spec = _declared(name, ColumnSpec(dtype, "ragged", 0, values.shape[1:]))
+        return EncodedColumn(name, spec, np.diff(offsets).tolist(), [values[offsets[0] : offsets[-1]].reshape(-1)])
     pairs = [_bytes_of(name, row) for row in nested.unbind()]
-    return _ragged(name, pairs[0][0], [row for _, row in pairs], axis)
+    return _ragged(name, pairs[0][0], [row for _, row in pairs], jagged.ragged_axis(nested))
 
 
 def _from_list(name: str, values: list) -> EncodedColumn:
@@ -270,7 +300,7 @@ def decode_tensor(column: LocatedColumn, data: np.ndarray, offsets: dict[tuple[i
     lengths = tuple(column.lengths)
     if lengths not in offsets:
         offsets[lengths] = torch.from_numpy(np.cumsum((0, *lengths), dtype=np.int64))
-    return torch.nested.nested_tensor_from_jagged(_tensor(torch, spec, values), offsets[lengths], jagged_dim=axis + 1)
+    return jagged.jagged(_tensor(torch, spec, values), offsets[lengths], axis)
 
 
 def _tensor(torch: Any, spec: ColumnSpec, values: np.ndarray) -> Any:
@@ -295,16 +325,3 @@ def _objects(column: LocatedColumn, data: np.ndarray) -> list[Any]:
         values.append(decode_object(view[place : place + length]) if length else None)
         place += length
     return values
-
-
-def one_row(fields: Any) -> Any:
-    """The fields of a single row as columns of length 1: tensors and arrays get a batch dimension, everything else becomes an object."""
-    tensordict = sys.modules.get("tensordict")
-    if tensordict is not None and tensordict.is_tensor_collection(fields):
-        return fields.unsqueeze(0) if not fields.batch_size else fields
-    if not isinstance(fields, Mapping):
-        raise ProtocolError(f"fields of a row are a mapping, got {type(fields).__name__}; pass name -> value")
-    nested = sorted(name for name, value in fields.items() if _is_tensor(value) and value.is_nested)
-    if nested:
-        raise ProtocolError(f"a row's value is one tensor, got nested tensors for {nested}; use kv_batch_put for several rows")
-    return {name: value[None] if _is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object) else [value] for name, value in fields.items()}

@@ -38,20 +38,20 @@ REMEMBERED_PUTS = 1024  # of each writer: more than it has on the way at a time
 class StoreIndex:
     """Implements :class:`~streamrl.dataplane.calls.IndexCalls` over ``<folder_root>/streamrl-<run_id>-<random>/`` (mode 0700, removed by :meth:`close`).
 
-    ``journal``: the folder of its journal, ``<run_dir>/ledger``; None: the rows don't outlive this process.
+    ``journal``: the folder of its journal, ``<run_dir>/ledger``; None: the rows don't outlive this process. ``life``: see ``sweep.Owner``.
     """
 
     _journal: Journal | None
 
-    def __init__(self, folder_root: Path, run_id: str, config: DataplaneConfig, owner_pid: int, journal: Path | None = None) -> None:
+    def __init__(self, folder_root: Path, run_id: str, config: DataplaneConfig, owner_pid: int, journal: Path | None = None, life: str = "") -> None:
         _check_room(folder_root, config.capacity_bytes)
         self._set_up(Path(folder_root) / f"{PREFIX}{run_id}-{secrets.token_hex(8)}", config)
         self.path.mkdir(mode=0o700)
-        write_owner(self.path, owner_pid)
+        write_owner(self.path, owner_pid, life)
         self._journal = None if journal is None else Journal(journal, self._state)
 
     @classmethod
-    def recover(cls, journal: Path, config: DataplaneConfig, owner_pid: int) -> StoreIndex:
+    def recover(cls, journal: Path, config: DataplaneConfig, owner_pid: int, life: str = "") -> StoreIndex:
         """The index as its journal has it, over the folder of its former life. If that folder lived for another process than ``owner_pid``, its
         writers are gone with that process. ``lost_keys`` names, by partition, the rows whose segments are no longer there."""
         records = read_journal(journal)
@@ -63,7 +63,7 @@ class StoreIndex:
         index._restore(state)
         for record in records:
             index._repeat(record)
-        index._adopt(owner_pid)
+        index._adopt(owner_pid, life)
         index._journal = Journal(journal, index._state)
         return index
 
@@ -126,6 +126,11 @@ class StoreIndex:
         if partition is None:
             raise MissingKey(f"rows are read from a partition that has some, got {partition_id!r}; known: {sorted(self._partitions)}")
         return partition.locate(keys, fields, optional)
+
+    async def attempts(self, partition_id: str, keys: list[str]) -> list[int | None]:
+        partition = self._partitions.get(partition_id)
+        rows = [None if partition is None else partition.rows.get(key) for key in keys]
+        return [None if row is None else -1 if row.attempt is None else row.attempt for row in rows]
 
     async def tags(self, partition_id: str | None) -> dict[str, dict[str, dict[str, Any]]]:
         names = list(self._partitions) if partition_id is None else [partition_id]
@@ -244,13 +249,13 @@ class StoreIndex:
             case WriterGone(writer):
                 self._forget(writer)
 
-    def _adopt(self, owner_pid: int) -> None:
+    def _adopt(self, owner_pid: int, life: str) -> None:
         """Take over the folder: its files, and its writers if they live."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-        if not is_owner(self.path, owner_pid):
+        if not is_owner(self.path, owner_pid, life):
             self._done.clear()
             self._pool.orphan_all()
-        write_owner(self.path, owner_pid)
+        write_owner(self.path, owner_pid, life)
         gone = self._pool.adopt()
         self._disk.keep_only({s.ref.name for s in self._pool.segments.values() if s.ref.folder})
         for name, partition in self._partitions.items():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -21,6 +22,8 @@ MAX_TOMBSTONES = 1 << 17
 SHOWN = 5  # keys named in a message
 _LENGTH_TAGS = {"prompts": "prompt_len", "input_ids": "seq_len", "position_ids": "seq_len"}
 LENGTH_TAGS = {name: _LENGTH_TAGS.get(name, "response_len") for name, spec in TRAJECTORY_FIELDS.items() if spec.kind == "ragged"}
+
+_NO_PIECE: Piece = (ABSENT, 0, 0)
 
 
 class Partition:
@@ -51,7 +54,7 @@ class Partition:
             if len(column.lengths) != len(keys):
                 raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} of {column.name!r} for {len(keys)} keys; pass them together")
             self._check_spec(column)
-            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + sum(Column(column.spec).sizes(column.lengths)))
+            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + Column(column.spec).total_bytes(column.lengths))
             self._check_lengths(column, request, plan)
         return plan
 
@@ -139,51 +142,51 @@ class Partition:
 
     def locate(self, keys: list[str], fields: list[str] | None, optional: bool) -> Located:
         """MissingKey, MissingField or NotReady name the rows; nothing is skipped silently."""
-        missing = [key for key in keys if key not in self.rows]
-        if missing:
+        try:
+            rows = [self.rows[key].pieces for key in keys]
+        except KeyError:
+            missing = [key for key in keys if key not in self.rows]
             raise MissingKey(
                 f"rows are read from partition {self.name!r} while they live, got {len(missing)} unknown keys {sorted(set(missing))}; check clearing"
-            )
-        rows = [self.rows[key] for key in keys]
-        empty = [key for key, row in zip(keys, rows, strict=True) if not row.pieces]
-        if empty and not optional:
+            ) from None
+        if not optional and not all(rows):
+            empty = [key for key, row in zip(keys, rows, strict=True) if not row]
             raise NotReady(f"rows have data before they are read, got {len(empty)} with tags only: {empty[:SHOWN]}; wait for their put")
-        names = self._common(keys, rows) if fields is None else self._asked(fields, keys, rows, optional)
-        columns = [self._locate_column(name, rows, optional) for name in names]
+        found = self._common(keys, rows) if fields is None else self._asked(fields, keys, rows, optional)
+        columns = [self._locate_column(name, pieces, [name in row for row in rows] if optional else None) for name, pieces in found.items()]
         used = {run[0] for column in columns for run in column.runs} - {ABSENT}
         return Located(columns, [self._pool.segments[segment_id].ref for segment_id in sorted(used)])
 
     def tags(self) -> dict[str, dict[str, Any]]:
         return {key: dict(row.tag) for key, row in self.rows.items()}
 
-    def _common(self, keys: list[str], rows: list[Row]) -> list[str]:
-        names = [name for name in rows[0].pieces if all(name in row.pieces for row in rows)] if rows else []
-        if rows and not names:
+    def _common(self, keys: list[str], rows: list[dict[str, Piece]]) -> dict[str, list[Piece]]:
+        found = {}
+        for name in rows[0] if rows else ():
+            with contextlib.suppress(KeyError):
+                found[name] = [row[name] for row in rows]
+        if rows and not found:
             raise MissingField(f"rows of a get share a column, got none common to {keys[:SHOWN]}; select fields")
-        return names
+        return found
 
-    def _asked(self, fields: list[str], keys: list[str], rows: list[Row], optional: bool) -> list[str]:
+    def _asked(self, fields: list[str], keys: list[str], rows: list[dict[str, Piece]], optional: bool) -> dict[str, list[Piece]]:
         if optional:
-            return [name for name in fields if any(name in row.pieces for row in rows)]
+            return {name: [row.get(name, _NO_PIECE) for row in rows] for name in fields if any(name in row for row in rows)}
         for name in fields:
-            lacking = [key for key, row in zip(keys, rows, strict=True) if name not in row.pieces]
+            lacking = [key for key, row in zip(keys, rows, strict=True) if name not in row]
             if lacking:
                 raise MissingField(f"a selected field is on every row, got {len(lacking)} rows without {name!r}: {lacking[:SHOWN]}; write it first")
-        return fields
+        return {name: [row[name] for row in rows] for name in fields}
 
-    def _locate_column(self, name: str, rows: list[Row], optional: bool) -> LocatedColumn:
+    def _locate_column(self, name: str, pieces: list[Piece], present: list[bool] | None) -> LocatedColumn:
         column = self._columns[name]
         runs: list[tuple[int, int, int]] = []
-        lengths: list[int] = []
-        absent: Piece = (ABSENT, 0, 0)
+        lengths = [piece[2] for piece in pieces]
         segment = start = end = -2  # the run that is being extended
-        for row in rows:
-            number, offset, length = row.pieces.get(name, absent)
-            lengths.append(length)
-            size = column.piece_bytes(length)
+        for (number, offset, _), size in zip(pieces, column.sizes(lengths), strict=True):
             if not size:
                 continue
-            if number == segment and offset == end:
+            if offset == end and number == segment:
                 end += size
                 continue
             if segment != -2:
@@ -191,7 +194,7 @@ class Partition:
             segment, start, end = number, offset, offset + size
         if segment != -2:
             runs.append((segment, start, end - start))
-        return LocatedColumn(name, column.spec, runs, lengths, [name in row.pieces for row in rows] if optional else None)
+        return LocatedColumn(name, column.spec, runs, lengths, present)
 
     # ---- freeing
 

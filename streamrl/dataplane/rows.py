@@ -26,18 +26,24 @@ class Row:
 class Column:
     """What the live rows of a partition share: the column's spec, and how many rows have it."""
 
-    __slots__ = ("num_rows", "spec", "unit")
+    __slots__ = ("has_lengths", "num_rows", "spec", "unit")
 
     def __init__(self, spec: ColumnSpec) -> None:
         self.spec, self.unit, self.num_rows = spec, unit_bytes(spec), 0
+        self.has_lengths = spec.kind in ("ragged", "object")
 
     def piece_bytes(self, length: int) -> int:
         """Bytes of one row."""
-        return self.unit * length if self.spec.kind in ("ragged", "object") else self.unit
+        return self.unit * length if self.has_lengths else self.unit
 
     def sizes(self, lengths: list[int]) -> list[int]:
         """Bytes of each row."""
-        return [self.unit * length for length in lengths] if self.spec.kind in ("ragged", "object") else [self.unit] * len(lengths)
+        unit = self.unit
+        return [unit * length for length in lengths] if self.has_lengths else [unit] * len(lengths)
+
+    def total_bytes(self, lengths: list[int]) -> int:
+        """Bytes of all rows."""
+        return self.unit * (sum(lengths) if self.has_lengths else len(lengths))
 
 
 @functools.lru_cache(maxsize=1 << 14)

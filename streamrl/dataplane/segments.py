@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,25 +121,46 @@ class Mappings:
 
 
 class SegmentWriter:
-    """Append end of a lent segment. ``open_puts`` counts ranges that are reserved but not yet registered: while there are some, it isn't sealed."""
+    """Append end of a lent segment, for several threads. Between :meth:`reserve` and :meth:`release` a put is open; it isn't sealed meanwhile."""
 
     def __init__(self, mapped: np.ndarray, ref: SegmentRef) -> None:
         self.ref = ref
-        self.open_puts = 0
+        self._guard = threading.Lock()
+        self._open_puts = 0
+        self._retired = False
         self._bytes = mapped
         self._used = HEADER_BYTES
 
     def reserve(self, num_bytes: int) -> int | None:
-        """Offset of a fresh range, or None when it doesn't fit."""
-        start = align(self._used)
-        if start + num_bytes > self.ref.size_bytes:
-            return None
-        self._used = start + num_bytes
-        self.open_puts += 1
-        return start
+        """Offset of a fresh range, or None when it doesn't fit or the segment takes no more."""
+        with self._guard:
+            start = align(self._used)
+            if self._retired or start + num_bytes > self.ref.size_bytes:
+                return None
+            self._used = start + num_bytes
+            self._open_puts += 1
+            return start
+
+    def release(self) -> None:
+        """The put is over, well or not."""
+        with self._guard:
+            self._open_puts -= 1
+
+    def retire(self) -> None:
+        """Take no more puts."""
+        with self._guard:
+            self._retired = True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it may be sealed."""
+        return self._retired and not self._open_puts
 
     def write(self, offset: int, chunks: list[np.ndarray]) -> None:
         """Copy 1-D arrays of one dtype one behind the other."""
+        if len(chunks) == 1:
+            self._bytes[offset : offset + chunks[0].nbytes].view(chunks[0].dtype)[:] = chunks[0]
+            return
         size = sum(chunk.nbytes for chunk in chunks)
         if size:
             np.concatenate(chunks, out=self._bytes[offset : offset + size].view(chunks[0].dtype))

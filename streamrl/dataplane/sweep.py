@@ -20,10 +20,12 @@ NEWBORN_S = 60.0  # a folder without an owner file may be one that is just being
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process a folder lives for. ``started``: clock ticks since boot, from the process table."""
+    """The process a folder lives for. ``started``: clock ticks since boot, from the process table. ``life``: of a run whose driver is on another node;
+    the process is then the actor that keeps the folder, and its successor of the same life takes over."""
 
     pid: int
     started: int
+    life: str = ""
 
 
 def process_start(pid: int) -> int | None:
@@ -35,21 +37,29 @@ def process_start(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])  # the name before it may hold spaces and parentheses
 
 
-def write_owner(folder: Path, pid: int) -> None:
+def write_owner(folder: Path, pid: int, life: str = "") -> None:
     """Tie ``folder`` to a running process."""
     started = process_start(pid)
     if started is None:
         raise ProcessLookupError(f"the owner of a store folder is a running process, got pid {pid}; pass the pid of the run's driver")
-    (folder / OWNER_FILE).write_bytes(msgspec.json.encode(Owner(pid, started)))
+    (folder / OWNER_FILE).write_bytes(msgspec.json.encode(Owner(pid, started, life)))
 
 
-def is_owner(folder: Path, pid: int) -> bool:
-    """Whether ``folder`` is tied to the process that has this pid now."""
+def is_owner(folder: Path, pid: int, life: str = "") -> bool:
+    """Whether ``folder`` is tied to the process that has this pid now, or to this life."""
     try:
         owner = msgspec.json.decode((folder / OWNER_FILE).read_bytes(), type=Owner)
     except (FileNotFoundError, msgspec.DecodeError):
         return False
-    return owner == Owner(pid, process_start(pid) or 0)
+    return owner.life == life if life else owner == Owner(pid, process_start(pid) or 0)
+
+
+def open_folder(folder: Path, pid: int, life: str = "") -> Path:
+    """``folder``, made anew, empty and tied to a running process."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    write_owner(folder, pid, life)
+    return folder
 
 
 def sweep(shm_dir: Path, keep: Iterable[Path] = ()) -> list[Path]:

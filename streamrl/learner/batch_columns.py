@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -21,10 +22,16 @@ _BASE = ("response_mask", "rm_scores", "old_log_probs")
 
 
 class Columns(Protocol):
-    """What a rank needs of the store: columns by key, in the order of the keys; all common ones when none are selected."""
+    """What a rank needs of the store: the columns that a meta names, in the order of its keys; all common ones when it names none. The tags say where
+    the rows are."""
 
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict: ...
-    def kv_batch_put(self, keys: list[str], partition_id: str, fields: dict[str, Any]) -> Any: ...
+    def kv_batch_get_by_meta(self, meta: KVBatchMeta) -> TensorDict: ...
+    def kv_batch_put_by_meta(self, meta: KVBatchMeta, fields: dict[str, Any]) -> Any: ...
+
+
+def get(store: Columns, meta: KVBatchMeta, fields: list[str]) -> TensorDict:
+    """These columns of the rows of ``meta``."""
+    return store.kv_batch_get_by_meta(msgspec.structs.replace(meta, fields=fields))
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,21 @@ def read_batch(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig) -
     """One get for what must be there, one for the engine's log-probs."""
     version = (batch.extra_info or {}).get("version")
     names = [*_BASE, *further_columns(algorithm), *([] if version is None else ["rollout_versions"])]
-    columns = store.kv_batch_get(batch.keys, batch.partition_id, select_fields=list(dict.fromkeys(names)))
+    columns = get(store, batch, list(dict.fromkeys(names)))
     mask = Column.of(columns["response_mask"])
     base = {name: Column.of(columns[name]).padded() for name in _BASE}
     lags = None if version is None else (version - Column.of(columns["rollout_versions"]).padded()).clamp(min=0)
     further = {name: _value(columns[name]) for name in further_columns(algorithm)}
     return BatchColumns(**base, rollout_log_probs=_rollout_log_probs(store, batch, algorithm), further=further, lags=lags, lengths=mask.lengths().tolist())
+
+
+def read_sessions(store: Columns, batch: KVBatchMeta) -> tuple[list[int], list[dict[str, Any]]]:
+    """Turns and what the scorer said of each row, for metrics; empty where rows do not have them."""
+    try:
+        columns = get(store, batch, ["num_turns", "reward_extra_info"])
+    except MissingField:
+        return [], []
+    return columns["num_turns"].tolist(), [extra for extra in columns["reward_extra_info"].tolist() if isinstance(extra, dict)]
 
 
 def further_columns(algorithm: AlgorithmConfig) -> list[str]:
@@ -73,7 +89,7 @@ def _value(column: Any) -> Any:
 def _rollout_log_probs(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig) -> Tensor | None:
     """The engine's log-probs: needed by the correction, otherwise only for metrics."""
     try:
-        return Column.of(store.kv_batch_get(batch.keys, batch.partition_id, select_fields=["rollout_log_probs"])["rollout_log_probs"]).padded()
+        return Column.of(get(store, batch, ["rollout_log_probs"])["rollout_log_probs"]).padded()
     except MissingField as error:
         if not reads_rollout_log_probs(algorithm):
             return None

@@ -5,6 +5,8 @@ Shapes: B rows, R response tokens, S samples, G groups.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,6 +51,15 @@ def tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, tag in (("response_length", "response_len"), ("prompt_length", "prompt_len")):
         metrics |= spread(name, np.array([row[tag] for row in batch.tags if tag in row], dtype=float))
+    return metrics
+
+
+def session_metrics(num_turns: list[int], extras: list[dict[str, Any]]) -> dict[str, float]:
+    """Turns per row, and every number that the scorers returned beside the score, under ``reward_extra/``; a row without one is left out."""
+    metrics = spread("num_turns", np.array(num_turns, dtype=float))
+    names = {name for extra in extras for name, value in extra.items() if isinstance(value, int | float)} - {"score", "acc"}
+    for name in sorted(names):
+        metrics |= spread(f"reward_extra/{name}", np.array([extra[name] for extra in extras if isinstance(extra.get(name), int | float)], dtype=float))
     return metrics
 
 

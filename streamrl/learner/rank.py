@@ -23,11 +23,11 @@ from streamrl.config.rollout import ModelConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, RefConfig, WeightsConfig
 from streamrl.errors import ConfigError, MissingField, RunFailed
 from streamrl.learner import checkpoint
-from streamrl.learner.batch_columns import Columns, missing_log_probs, read_batch
+from streamrl.learner.batch_columns import Columns, get, missing_log_probs, read_batch, read_sessions
 from streamrl.learner.comm import Comm, Rendezvous
 from streamrl.learner.engine import PolicyEngine, choose_device, load_policy
 from streamrl.learner.judge import check_finite, judge
-from streamrl.learner.judge_metrics import tag_metrics
+from streamrl.learner.judge_metrics import session_metrics, tag_metrics
 from streamrl.learner.objective import Objective, counts_sessions
 from streamrl.learner.publish import make_probe, write_version
 from streamrl.learner.reference import ReferencePolicy
@@ -169,8 +169,8 @@ class LearnerRank:
         written: dict[str, Any] = {name: read.unpadded(value) for name in names if (value := getattr(judged, name)) is not None}
         self._put(batch, written | {"session_weight": judged.session_weight.float()})
         if self._samples is not None:
-            self._samples.write(batch, lambda meta: self._store.kv_batch_get(meta.keys, meta.partition_id))
-        judged.report.metrics.update(tag_metrics(batch))
+            self._samples.write(batch, self._store.kv_batch_get_by_meta)
+        judged.report.metrics.update(tag_metrics(batch) | session_metrics(*read_sessions(self._store, batch)))
         return judged.report
 
     def update(self, work: UpdateWork) -> UpdateReport:
@@ -212,8 +212,8 @@ class LearnerRank:
         return Rows.of(meta.keys, self._get(meta, ["input_ids", *fields, *scalars]), fields)
 
     def _get(self, meta: KVBatchMeta, fields: list[str]) -> TensorDict:
-        return self._store.kv_batch_get(meta.keys, meta.partition_id, select_fields=fields)
+        return get(self._store, meta, fields)
 
     def _put(self, meta: KVBatchMeta, columns: dict[str, Any]) -> None:
         if len(meta):
-            self._store.kv_batch_put(meta.keys, meta.partition_id, fields=columns)
+            self._store.kv_batch_put_by_meta(meta, columns)

@@ -38,9 +38,9 @@ def threads_of(configured: int, processes: int) -> int:
     return configured or max(1, (os.cpu_count() or 1) // max(1, processes))
 
 
-def weights_dir(config: Config, run_id: str) -> Path:
-    """Where snapshots of the run lie: node-local shared memory, swept with the run's segments."""
-    return Path(config.dataplane.shm_dir) / f"{PREFIX}{run_id}-weights"
+def weights_dir(config: Config, run_id: str, mark: str = "") -> Path:
+    """Where snapshots of the run lie: node-local shared memory, swept with the run's segments. ``mark``: of a node other than the driver's."""
+    return Path(config.dataplane.shm_dir) / f"{PREFIX}{run_id}-weights{mark}"
 
 
 def build_prompts(config: Config) -> PromptSource:
@@ -52,11 +52,11 @@ def build_prompts(config: Config) -> PromptSource:
     return PromptStream(config.data, run_seed=run_seed(config), total_epochs=epochs, tokenizer=tokenizer)
 
 
-def build_index(config: Config, run_id: str, owner_pid: int, ledger: Path) -> StoreIndex:
+def build_index(config: Config, run_id: str, owner_pid: int, ledger: Path, life: str = "") -> StoreIndex:
     """The store's index, as its journal in ``ledger`` has it if there is one: then over the segments of its former life."""
     if has_journal(ledger):
-        return StoreIndex.recover(ledger, config.dataplane, owner_pid)
-    return StoreIndex(Path(config.dataplane.shm_dir), run_id, config.dataplane, owner_pid, ledger)
+        return StoreIndex.recover(ledger, config.dataplane, owner_pid, life)
+    return StoreIndex(Path(config.dataplane.shm_dir), run_id, config.dataplane, owner_pid, ledger, life)
 
 
 def build_replay(config: Config, store: Store, ledger: Path) -> ReplayService:
@@ -73,7 +73,7 @@ def build_replay(config: Config, store: Store, ledger: Path) -> ReplayService:
         held = (await store.async_kv_list("train")).get("train", {})
         return [key for key in keys if key not in held]
 
-    return ReplayService(JournalledBuffer.open(ledger, spec), clear=store.clear, missing=missing)
+    return ReplayService(JournalledBuffer.open(ledger, spec), clear=store.clear, missing=missing, spill=store.spill)
 
 
 def build_engine(config: Config, name: str) -> Engine:
@@ -89,7 +89,7 @@ def build_engine(config: Config, name: str) -> Engine:
     )
 
 
-def build_runner(config: Config, engine: Engine) -> SessionRunner:
+def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None) -> SessionRunner:
     from streamrl import rewards
     from streamrl.rollout import GroupSessionRunner, load_tokenizer
 
@@ -101,6 +101,8 @@ def build_runner(config: Config, engine: Engine) -> SessionRunner:
         scorer=rewards.build(config.reward, config.data),
         run_seed=run_seed(config),
         greedy_baseline="reward_baselines" in needed_columns(config.algorithm.adv_estimator),
+        turn_level=config.reward.turn_level,
+        metrics=metrics,
     )
 
 
@@ -114,6 +116,7 @@ def build_worker(
     engine: Engine,
     waits: WaitTable,
     metrics: Metrics,
+    node: str | None = None,
 ) -> GroupWorker:
     return GroupWorker(
         name,
@@ -125,6 +128,7 @@ def build_worker(
         check_engine=engine.check,
         waits=waits,
         metrics=metrics,
+        node=node,
     )
 
 

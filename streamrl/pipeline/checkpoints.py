@@ -75,15 +75,15 @@ class Checkpoints:
         log.info("restored step %d, version %d and %d untrained groups from %s", state.step, state.version, len(went_on.groups), self._resume)
         return state
 
-    async def fall_back(self, learner: LearnerGroup, replay: BatchSource) -> TrainerState | None:
-        """The learner ranks are new ones and all others went on: load the newest checkpoint, and take back what was trained after it. None without
-        one: the ranks begin with the starting weights."""
+    async def fall_back(self, learner: LearnerGroup, replay: BatchSource, version: int) -> TrainerState | None:
+        """The learner ranks are new ones and all others went on: load the newest checkpoint, whose weights will be published as ``version``, and take
+        back what was trained after it. None without one: the ranks begin with the starting weights."""
         newest = await asyncio.to_thread(checkpoint_folder.latest, self._root) or self._resume
         state, snapshot = (None, NOTHING) if newest is None else _read(newest)
         if newest is not None:
             await learner.load(str(newest))
         await replay.new_learner()
-        back = await replay.rollback(snapshot.mark)
+        back = await replay.rollback(snapshot.mark, version)
         log.info("the learner goes on from %s; %d groups trained after it come back", newest or "the starting weights", back)
         return state
 

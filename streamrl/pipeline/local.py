@@ -54,7 +54,7 @@ class LocalPipeline:
         self.waits = WaitTable("local")
         self.metrics = Metrics("driver", "local")
         self._engines = [make_engine(config, f"rollout-{i}") for i in range(config.rollout.num_actors)]
-        self._runners = [build.build_runner(config, engine) for engine in self._engines]
+        self._runners = [build.build_runner(config, engine, self.metrics) for engine in self._engines]
         self._publisher = WeightPublisher(config.weights)
         self._checkpoints = build.build_checkpoints(config, run_dir / "checkpoints", self.prompts, resume)
         self._record = record

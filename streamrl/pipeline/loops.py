@@ -26,10 +26,11 @@ from typing import Any
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import SessionFailed, StaleWrite
 from streamrl.pipeline.waits import WaitTable
-from streamrl.protocol.fields import trajectory_tag
+from streamrl.protocol.fields import NODE_TAG, trajectory_tag
 from streamrl.protocol.groups import GroupLease, SessionPush
 from streamrl.protocol.interfaces import Admission, Clock, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
 from streamrl.protocol.trajectory import Trajectory
+from streamrl.replay.zero_variance import env_of
 from streamrl.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class GroupWorker:
         check_engine: Callable[[], None],
         waits: WaitTable,
         metrics: Metrics,
+        node: str | None = None,
     ) -> None:
         self.name = name
         self.replay = replay
@@ -84,6 +86,7 @@ class GroupWorker:
         self.check_engine = check_engine
         self.waits = waits
         self.metrics = metrics
+        self.node = node  # where its rows are, if a run has several nodes
         self.groups: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.sessions = 0
 
@@ -154,7 +157,7 @@ async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: i
             if not error.retryable:
                 break
     if failure is not None:
-        worker.metrics.inc("streamrl_rollout_trajectories_total", env=_env(lease), outcome="failed")
+        worker.metrics.inc("streamrl_rollout_trajectories_total", env=env_of(lease.row), outcome="failed")
         await worker.replay.push(
             SessionPush(lease.uid, lease.attempt, session_id, reason=failure.reason, retryable=failure.retryable),
         )
@@ -166,11 +169,13 @@ async def _deliver(worker: GroupWorker, lease: GroupLease, session_id: int, rows
     """Acknowledged means: bytes in the segment, columns in the index, then the push. The order is why no key without data is pushed.
     The rows of a refused push are the replay buffer's to clear: it knows whether another attempt has written the same keys since."""
     tags = [trajectory_tag(row, lease.attempt, lease.seq_no, lease.global_steps) for row in rows]
+    if worker.node is not None:
+        tags = [tag | {NODE_TAG: worker.node} for tag in tags]
     keys = [str(row.key) for row in rows]
     await worker.store.put_trajectories(rows, tags)
     await worker.replay.push(SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1])))
     for row in rows:
-        worker.metrics.inc("streamrl_rollout_trajectories_total", env=_env(lease), outcome="truncated" if row.stop_reason == "length" else "completed")
+        worker.metrics.inc("streamrl_rollout_trajectories_total", env=env_of(lease.row), outcome="truncated" if row.stop_reason == "length" else "completed")
         worker.metrics.inc("streamrl_rollout_tokens_total", len(row.prompt_ids), kind="prompt")
         worker.metrics.inc("streamrl_rollout_tokens_total", sum(row.response_mask), kind="completion")
 
@@ -181,10 +186,6 @@ def _scores(last: Trajectory) -> dict[str, float]:
     if last.reward is not None:
         scores["seq_final_reward"] = last.reward
     return scores
-
-
-def _env(lease: GroupLease) -> str:
-    return str(lease.row.get("data_source", "unknown"))
 
 
 def _start(worker: GroupWorker, lease: GroupLease) -> None:

@@ -34,7 +34,10 @@ def meter_step(metrics: Metrics, record: StepRecord, update: UpdateReport) -> No
 
 
 class ReplayMeter:
-    """Exports the replay buffer's counts; counters move by what changed since the last export."""
+    """Exports the replay buffer's counts; counters move by what changed since the last export.
+
+    A rollback takes groups out of ``trained``, and a counter never falls: as counters, admitted = trained - rolled_back + dropped + in flight.
+    """
 
     def __init__(self, metrics: Metrics, max_staleness: int) -> None:
         self._metrics = metrics
@@ -47,6 +50,8 @@ class ReplayMeter:
             self._metrics.set("streamrl_buffer_groups", getattr(stats, state), state=state)
         self._metrics.set("streamrl_buffer_capacity_groups", stats.capacity_groups)
         self._metrics.set("streamrl_buffer_oldest_group_age_seconds", stats.oldest_group_age_s)
+        for env, share in stats.zero_variance.items():
+            self._metrics.set("streamrl_group_zero_variance_ratio", share, env=env)
         for unit, fields in _LEDGER.items():
             for fate, field in fields.items():
                 self._grow(f"streamrl_ledger_{unit}_total", _total(stats, field) - _total(self._last, field), fate=fate)
@@ -62,9 +67,14 @@ class ReplayMeter:
 
 
 _LEDGER = {
-    "groups": {"admitted": "admitted", "trained": "trained", "dropped": "dropped"},
-    "trajectories": {"admitted": "trajectories_generated", "trained": "trajectories_trained", "dropped": "trajectories_dropped"},
-    "tokens": {"admitted": "tokens_generated", "trained": "tokens_trained", "dropped": "tokens_dropped"},
+    "groups": {"admitted": "admitted", "trained": "trained", "dropped": "dropped", "rolled_back": "rolled_back"},
+    "trajectories": {
+        "admitted": "trajectories_generated",
+        "trained": "trajectories_trained",
+        "dropped": "trajectories_dropped",
+        "rolled_back": "trajectories_rolled_back",
+    },
+    "tokens": {"admitted": "tokens_generated", "trained": "tokens_trained", "dropped": "tokens_dropped", "rolled_back": "tokens_rolled_back"},
 }
 
 

@@ -11,6 +11,7 @@ from streamrl.protocol.groups import ReplayStats
 from streamrl.protocol.learn import UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
 
+KEPT_RECORDS = 32  # told to a trainer's successor: more than the driver leaves unread
 REWARD_WINDOW = 10  # steps averaged for reward_first and reward_last (fewer in a short run)
 
 
@@ -39,12 +40,46 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     metrics: dict[str, float] = {}
 
 
+class RecordWindow:
+    """The newest records of a run, numbered from its start. What the driver has read goes, but for the last ``KEPT_RECORDS``: it asks every second.
+
+    >>> window = RecordWindow()
+    >>> window.append(StepRecord(step=1, version=1))
+    >>> len(window.since(0)), len(window.since(1))
+    (1, 0)
+    """
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._records: list[StepRecord] = []
+
+    def append(self, record: StepRecord) -> None:
+        self._records.append(record)
+
+    def since(self, number: int) -> list[StepRecord]:
+        """From ``number`` on; those before it are known to who asks."""
+        read = min(number - self._first, len(self._records) - KEPT_RECORDS)
+        if read > 0:
+            del self._records[:read]
+            self._first += read
+        return self._records[max(0, number - self._first) :]
+
+    def newest(self) -> tuple[int, list[StepRecord]]:
+        """What a successor is told, and the number of its first one."""
+        records = self._records[-KEPT_RECORDS:]
+        return self._first + len(self._records) - len(records), records
+
+    def load(self, first: int, records: list[StepRecord]) -> None:
+        """Go on where another window stood."""
+        self._first, self._records = first, records
+
+
 class Totals(msgspec.Struct):
-    """Running sums over the steps of a run; part of its checkpoint, so that a resumed run's summary covers the whole."""
+    """Running sums over the steps of a run; part of its checkpoint, so that a resumed run's summary covers the whole. Their size is bounded."""
 
     steps: int = 0
-    rewards: list[float] = []
-    val_accuracies: list[float] = []
+    rewards: list[float] = []  # of the first and the last REWARD_WINDOW steps
+    val_accuracies: list[float] = []  # the first and the last
     trained_tokens: int = 0
     stats: ReplayStats = msgspec.field(default_factory=ReplayStats)
     last_step_end: float = 0.0
@@ -78,6 +113,7 @@ class Totals(msgspec.Struct):
         self.steps = step
         if reward is not None:
             self.rewards.append(reward)
+            del self.rewards[REWARD_WINDOW:-REWARD_WINDOW]
         self.trained_tokens += update.trained_tokens
         self.stats = stats
         self.last_step_end, self.last_generated = now, stats.tokens_generated
@@ -104,6 +140,7 @@ class Totals(msgspec.Struct):
 
     def validated(self, accuracy: float) -> None:
         self.val_accuracies.append(accuracy)
+        del self.val_accuracies[1:-1]
 
     def close(self, stats: ReplayStats) -> None:
         """The ledger's last word."""

@@ -102,7 +102,7 @@ class SyncReference:
         return padded_batch(prompts, results, self.config.data.max_prompt_length, self.config.data.max_response_length)
 
     def _prompt_ids(self, messages: list[dict[str, Any]], extra_info: dict[str, Any]) -> list[int]:
-        kwargs, tools = self.config.data.apply_chat_template_kwargs, row_tools(self.config.data.tool_config_path, extra_info)
+        kwargs, tools = self.config.data.apply_chat_template_kwargs, row_tools(self.config.data, extra_info)
         return list(self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs))
 
     async def _answer(self, uid: str, session_id: int, prompt_ids: list[int]) -> GenerateResult:

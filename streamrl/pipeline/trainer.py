@@ -6,8 +6,8 @@ It is a dispatcher: it holds keys, tags and manifests, and never imports torch. 
 
 Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
 version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
-never given to two sets of weights, also after a resume (``prepare``, ``_snapshot``); what is saved is never "weights after the step,
-buffer before it" (``checkpoint``); a step that this process began and did not end is ended once by its successor (``recall``, ``_go_on``).
+never given to two sets of weights, also after a resume (``prepare``, ``snapshot``); what is saved is never "weights after the step,
+buffer before it" (``checkpoint``); a step that this process began and did not end is ended once by its successor (``succession.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamrl.config import Config
 from streamrl.config.objective import uses_reference
 from streamrl.errors import Closed
 from streamrl.learner.plan import plan_shares, plan_update
+from streamrl.pipeline import succession
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
 from streamrl.pipeline.loops import cancel_all
 from streamrl.pipeline.metering import meter_step
@@ -76,7 +77,7 @@ class Trainer:
         self.keep = keep  # writes down where this trainer stands, for a successor
         self.state = TrainerState()
         self.totals = Totals()
-        self._manifest: WeightManifest | None = None  # of the newest version
+        self.manifest: WeightManifest | None = None  # of the newest version
         self._goes_on: Standing | None = None  # what a predecessor left, until ``run`` has dealt with it
         self._publication: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -89,7 +90,9 @@ class Trainer:
     async def run(self) -> Totals:
         """Consumes complete groups; produces weight versions, one record a step and checkpoints; waits for batches and publications."""
         try:
-            await self._go_on()
+            if self._goes_on is not None:
+                standing, self._goes_on = self._goes_on, None
+                await succession.go_on(self, standing)
             if self.config.trainer.val_before_train and self.state.step == 0 and not self.totals.val_accuracies:
                 await self._validate()
             while self.state.step < self.total_steps and not self._stop.is_set():
@@ -110,52 +113,21 @@ class Trainer:
             self.state = restored
             self.totals = Totals.restored(restored.totals)
         self.state.version = max(self.state.version, self.checkpoints.highest_version())
-        await self._publish(await self._snapshot())  # restored weights get a number of their own
-        self._keep()
+        await self._publish(await self.snapshot())  # restored weights get a number of their own
+        self.write_standing()
 
     async def recall(self, standing: Standing) -> None:
-        """In place of ``prepare`` when another process trained until now, and the learner went on. Replicas join next, then ``run``.
-
-        A number that was claimed after ``standing`` was written is used again: for the same weights, and nobody has seen it.
-        """
-        self.state, self.totals, self._manifest, self._goes_on = standing.state, standing.totals, standing.manifest, standing
-        await self.publisher.publish(standing.manifest)  # nobody serves yet: whoever joins holds it first
+        """In place of ``prepare`` when another process trained until now, and the learner went on. Replicas join next, then ``run``."""
+        self._goes_on = standing
+        await succession.recall(self, standing)
 
     async def fall_back(self, standing: Standing) -> None:
-        """In place of ``prepare`` when the learner ranks are new ones and all others went on. Replicas join next, then ``run``.
+        """In place of ``prepare`` when the learner ranks are new ones and all others went on. Replicas join next, then ``run``."""
+        self._goes_on = await succession.fall_back(self, standing)
 
-        The number after the newest that left the last trainer: a larger step would make groups stale that are not.
-        """
-        self.state = await self.checkpoints.fall_back(self.learner, self.replay) or TrainerState()
-        self.totals = Totals.restored(self.state.totals)
-        self.state.version = standing.manifest.version
-        manifest = await self._snapshot()
-        await self.publisher.publish(manifest)
-        self._goes_on = Standing(self.state, self.totals, manifest)
-        self._keep()
-
-    async def _go_on(self) -> None:
-        """What a predecessor left half done happens exactly once: its version is announced, its open step settled if the learner has done it, and
-        every other batch that it held is ready again."""
-        standing, self._goes_on = self._goes_on, None
-        if standing is None:
-            return
-        self.state.published = (await self.replay.stats()).published_version
-        if self.state.published < standing.manifest.version:
-            await self.replay.published(standing.manifest.version)
-            self.state.published = standing.manifest.version
-        if standing.open is not None:
-            last = await self._call(self.learner.last_update(), "the learner's last update", "forward_backward")
-            if last is not None and last.global_step == self.state.step:
-                await self._complete(standing.open, last.report, 0.0)
-            else:
-                self.state.step -= 1
-        await self.replay.new_learner()
-        self._keep()
-
-    def _keep(self, step: OpenStep | None = None) -> None:
-        assert self._manifest is not None, "a version is published before anything is trained"
-        self.keep(Standing(self.state, self.totals, self._manifest, step))
+    def write_standing(self, step: OpenStep | None = None) -> None:
+        assert self.manifest is not None, "a version is published before anything is trained"
+        self.keep(Standing(self.state, self.totals, self.manifest, step))
 
     async def _step_unless_stopped(self) -> bool:
         """One step; False when the stop signal came while waiting for its batch, or when no batch will come."""
@@ -199,9 +171,9 @@ class Trainer:
         self.state.step += 1
         batch.meta.extra_info = {**(batch.meta.extra_info or {}), "global_step": self.state.step, "version": self.state.version}
         shares = plan_shares(batch.meta, self.learner.ranks, self.config.actor, balance=self.config.trainer.balance_batch)
-        scored = await self._call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
+        scored = await self.call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
         referred = await self._reference(shares)
-        judged = await self._call(self.learner.advantages(batch.meta), "advantages", "forward_backward")
+        judged = await self.call(self.learner.advantages(batch.meta), "advantages", "forward_backward")
         await self._await_publication()
         meta, lags = await self._drop_stale(batch)
         works = plan_update(
@@ -215,16 +187,16 @@ class Trainer:
         kept = set(meta.keys)
         rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small" and key in kept})
         begun = OpenStep(batch.lease_id, meta, lags, rejected, scored.metrics | referred.metrics | judged.metrics)
-        self._keep(begun)
-        update = await self._call(self.learner.update(works), "the policy update", "forward_backward")
-        await self._complete(begun, update, time.monotonic() - started)
+        self.write_standing(begun)
+        update = await self.call(self.learner.update(works), "the policy update", "forward_backward")
+        await self.complete(begun, update, time.monotonic() - started)
         await self._scheduled_work()
 
-    async def _complete(self, step: OpenStep, update: UpdateReport, seconds: float) -> None:
-        """What follows an update. Until ``_keep`` a successor does all of it again, with the same end; from then on it only announces the version."""
+    async def complete(self, step: OpenStep, update: UpdateReport, seconds: float) -> None:
+        """What follows an update. Until ``write_standing`` a successor does all of it again, with the same end; from then on it only announces the version."""
         manifest = await self._settle(step, update)
         await self._report(step, update, seconds)
-        self._keep()
+        self.write_standing()
         if manifest is not None:
             self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {manifest.version}")
 
@@ -232,7 +204,7 @@ class Trainer:
         """Log-probs of the reference, when a KL compares with it."""
         if not uses_reference(self.config.algorithm, self.config.actor):
             return StageReport()
-        return await self._call(self.learner.ref_log_probs(shares), "reference log-probs", "forward_backward")
+        return await self.call(self.learner.ref_log_probs(shares), "reference log-probs", "forward_backward")
 
     async def _drop_stale(self, batch: TakenBatch) -> tuple[KVBatchMeta, list[int]]:
         """The bound once more, just before the first optimizer step: publication may have moved since the take."""
@@ -247,16 +219,16 @@ class Trainer:
         if update.applied == 0:
             await self.replay.skip(step.lease_id)
             return None
-        manifest = await self._snapshot()
+        manifest = await self.snapshot()
         await self.replay.commit(step.lease_id, step.rejected)
         return manifest
 
-    async def _snapshot(self) -> WeightManifest:
+    async def snapshot(self) -> WeightManifest:
         """The learner's weights under the next version number, which is written down as used before they leave the learner."""
         self.state.version += 1
         self.checkpoints.claim_version(self.state.version)
-        self._manifest = await self._call(self.learner.snapshot(self.state.version), f"a snapshot of version {self.state.version}", "publish")
-        return self._manifest
+        self.manifest = await self.call(self.learner.snapshot(self.state.version), f"a snapshot of version {self.state.version}", "publish")
+        return self.manifest
 
     async def _publish(self, manifest: WeightManifest) -> None:
         """Hand a version to every serving replica, then free the slots of what was trained into it."""
@@ -308,7 +280,7 @@ class Trainer:
         if accuracy is not None:
             self.totals.validated(accuracy)
             self.record(StepRecord(step=self.state.step, version=self.state.version, val_accuracy=accuracy))
-            self._keep()
+            self.write_standing()
 
     async def checkpoint(self) -> None:
         """Save learner, replay and totals as one set. The lease is committed and the version published before."""
@@ -322,7 +294,7 @@ class Trainer:
         await self._validate()
         self.totals.close(await self.replay.stats())
 
-    async def _call(self, call: Awaitable[T], what: str, state: str) -> T:
+    async def call(self, call: Awaitable[T], what: str, state: str) -> T:
         """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name."""
         with self.metrics.state(state):
             return await self.waits.limit(call, what, "learner", self.config.learner.step_timeout_s)

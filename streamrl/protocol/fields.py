@@ -106,10 +106,15 @@ def _positions(row: Trajectory) -> np.ndarray:
 
 
 def _outcome_reward(row: Trajectory) -> np.ndarray:
-    """The scalar reward on the last token the model wrote, so that the sum over the answer is the score and no mask hides it."""
+    """The scalar reward on the last token the model wrote, so that the sum over the answer is the score and no mask hides it; turn rewards likewise."""
     scores = np.zeros(len(row.response_ids), np.float32)
-    scores[int(np.flatnonzero(row.response_mask)[-1])] = row.reward
+    for place, reward in row.turn_rewards:
+        scores[place] += reward
+    scores[int(np.flatnonzero(row.response_mask)[-1])] += row.reward
     return scores
+
+
+NODE_TAG = "node"  # tag of a row's store, in a run of several nodes
 
 
 def trajectory_tag(row: Trajectory, attempt: int, seq_no: int, global_steps: int) -> dict[str, int | str]:

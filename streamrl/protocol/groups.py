@@ -115,6 +115,10 @@ class ReplayStats(msgspec.Struct, kw_only=True):
     lag_sum: int = 0  # over trained groups
     lag_max: int = 0
     rolled_back: int = 0  # trained groups whose update was lost with the learner; ``trained`` does not count them
+    trajectories_rolled_back: int = 0
+    tokens_rolled_back: int = 0
+    spent_unpublished: int = 0  # slots of groups that were dropped from a batch, until the version trained from the rest of it is published
+    zero_variance: dict[str, float] = {}  # by data source: share of groups without a signal among those judged last
 
 
 class SavedGroup(msgspec.Struct, frozen=True):

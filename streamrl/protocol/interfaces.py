@@ -137,8 +137,9 @@ class BatchSource(Protocol):
         """The checkpoint with the snapshot of this ``mark`` is complete: what was trained before it is final."""
         ...
 
-    async def rollback(self, mark: int | None) -> int:
-        """The learner went back to the checkpoint with this ``mark`` (None: the newest): what was trained since lives again. Number of groups."""
+    async def rollback(self, mark: int | None, version: int | None) -> int:
+        """The learner went back to the checkpoint with this ``mark`` (None: the newest): what was trained since lives again. Its weights will be
+        published as ``version`` (None: the next one). Number of groups."""
         ...
 
     async def snapshot(self) -> ReplaySnapshot: ...

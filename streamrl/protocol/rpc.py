@@ -41,6 +41,7 @@ class _Method:
         odd = [p for p in names if self.signature.parameters[p].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if odd or any(p not in hints for p in names):
             raise ProtocolError(f"a served method has annotated positional parameters, got {name}{self.signature} in {owner.__name__}; annotate them all")
+        self.num_arguments = len(names)
         types = tuple(hints[p] for p in names)
         result = hints.get("return", type(None))
         self.arguments: Any = msgspec.msgpack.Decoder(tuple[types] if types else tuple[()])  # type: ignore[valid-type]
@@ -102,9 +103,11 @@ class _Client:
 
 def _call(name: str, codec: _Method) -> Callable[..., Awaitable[Any]]:
     async def call(self: _Client, *args: Any, **kwargs: Any) -> Any:
-        bound = codec.signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        values = list(bound.arguments.values())[1:]
+        values: Any = args
+        if kwargs or len(args) != codec.num_arguments:
+            bound = codec.signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            values = list(bound.arguments.values())[1:]
         reply = _REPLY.decode(await self._send(name, _ENCODER.encode(values)))
         if reply.error is not None:
             raise from_wire(*reply.error)

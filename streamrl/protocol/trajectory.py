@@ -49,6 +49,7 @@ class Trajectory(msgspec.Struct):
     reward_extra: dict[str, Any] = {}  # what the scorer returned beside the score
     row: dict[str, Any] = {}  # dataset columns, passed through
     extra: dict[str, Any] = {}  # turn_scores, tool_rewards: same key set in every row of a session
+    turn_rewards: list[tuple[int, float]] = []  # (place in the response, reward) of single turns, beside the outcome's
     position_ids: list[list[int]] | None = None  # [C][L] of multi-component RoPE; None = text, 0 .. L - 1
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """Circuit breaker: a dead tool server must not burn the dataset in a hot loop.
 
-closed -> open when more than ``ratio`` of the last ``window`` attempts failed for one reason; admission stands still.
-open -> trial after the cool-down: one group is admitted. Its success closes the breaker, its failure opens it again.
+closed -> open when more than ``ratio`` of the last ``window`` attempts failed for one reason: nothing is admitted, and nothing that was admitted
+before is leased, or the groups that stand ready for generation would use up their attempts, and the trial would have to wait for all of them.
+open -> trial after the cool-down: one group is leased. Its success closes the breaker, its failure opens it again.
 After ``max_trials`` failed trials it is tripped: everyone who waits for groups gets BreakerOpen, which ends the run with the cause.
 """
 
@@ -54,18 +55,18 @@ class Breaker:
             self._judge_trial(reason, now)
 
     def slots(self, now: float) -> int | None:
-        """Groups that may be admitted; None: as many as you like."""
+        """Groups that may be leased; None: as many as you like."""
         if self.state == "closed":
             return None
         return 1 if self.state == "open" and now >= self._open_until else 0
 
-    def admitted(self, uid: str, now: float) -> None:
-        """A group was admitted: while open and cooled down it is the trial."""
+    def leased(self, uid: str, now: float) -> None:
+        """A group was leased: while open and cooled down it is the trial."""
         if self.state == "open" and now >= self._open_until:
             self.state, self._trial = "trial", uid
 
     def forget(self, uid: str, now: float) -> None:
-        """The group ended for a reason that says nothing about the cause (stale, shut down): another trial may start at once."""
+        """The attempt ended in a way that says nothing about the cause (stale, given back): another trial may start at once."""
         if self.state == "trial" and uid == self._trial:
             self.state, self._trial, self._open_until = "open", None, now
 

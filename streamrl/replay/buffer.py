@@ -2,7 +2,7 @@
 
 It alone owns group state, leases and the ledger. Guarantees, after every call:
 - each admitted group is alive in one state or has ended in exactly one of trained, dropped(reason); the ledger closes;
-- at most ``(max_staleness + 1) * groups_per_step`` groups are outstanding (trained ones count until their version is published);
+- at most ``(max_staleness + 1) * groups_per_step`` groups are outstanding (those of a trained batch count until its version is published);
 - no group above the bound leaves ``take`` or survives ``check_bound``; none is trained twice;
 - the same events in the same order choose the same groups.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from streamrl.config.filter_groups import FilterGroups
 from streamrl.config.rollout import ReplayConfig
@@ -30,9 +29,8 @@ from streamrl.protocol.groups import (
     TakenBatch,
 )
 from streamrl.protocol.keys import check_uid
-from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt
-from streamrl.replay import restart
+from streamrl.replay import report, restart
 from streamrl.replay.admission import AdmissionControl
 from streamrl.replay.fates import OnFate
 from streamrl.replay.groups import Group
@@ -40,7 +38,6 @@ from streamrl.replay.late import LateGroups
 from streamrl.replay.lease import LearnerLease, LearnerLeases
 from streamrl.replay.lifecycle import Lifecycle
 from streamrl.replay.outcome import OutcomeRule
-from streamrl.replay.report import blocked_by, take_timeout
 from streamrl.replay.staleness import Horizon, lag
 from streamrl.replay.zero_variance import SignalFilter
 
@@ -71,7 +68,7 @@ class ReplayBuffer:
         self.closed = False
         self.end_of_data = False
         rule = OutcomeRule(n, config.min_sessions, group_estimator, config.max_attempts)
-        self.life = Lifecycle(config, rule, SignalFilter(filter_groups), clock, on_fate)
+        self.life = Lifecycle(config, rule, SignalFilter(filter_groups, groups_per_step), clock, on_fate)
         self.table, self.ledger, self.breaker = self.life.table, self.life.ledger, self.life.breaker
         self.horizon = Horizon(groups_per_step, config.max_staleness)
         self.learners = LearnerLeases()
@@ -79,6 +76,8 @@ class ReplayBuffer:
         self.next_seq_no = 0
         self.frontier: tuple[int, int] | None = None  # (epoch, position) after the last admitted prompt
         self.trained_unpublished = 0
+        self.spent_unpublished = 0  # dropped from batches that were committed: they took a place in a batch, so the next version frees their slots
+        self.announced_version = 0  # the number that restored weights will be published under
         self.claims_trained = 0  # claims of committed batches, returned to the horizon at the next publication
         self._admission = AdmissionControl(config.max_staleness, groups_per_step, config.max_inflight_groups)
 
@@ -91,12 +90,19 @@ class ReplayBuffer:
     @property
     def outstanding(self) -> int:
         """Groups that hold a slot."""
-        return len(self.table.groups) + self.trained_unpublished
+        return len(self.table.groups) + self.trained_unpublished + self.spent_unpublished + self.learners.spent
 
     @property
     def leasable(self) -> int:
-        """Pending groups that may run now. All of them, but after a rollback: what was admitted since then must not run and grow stale behind it."""
-        return max(0, self.capacity_groups - self.outstanding + self.table.count["pending"])
+        """Pending groups that may run now. All of them, but after a rollback, when what was admitted since then must not run and grow stale behind it,
+        and but for one trial where the breaker holds them back."""
+        trials, free = self.breaker.slots(self.clock()), max(0, self.capacity_groups - self.outstanding + self.table.count["pending"])
+        return free if trials is None else min(free, trials)
+
+    @property
+    def newest_version(self) -> int:
+        """No engine can hold a newer one: the trainer is at most one version ahead, or falls back to weights whose number it announced."""
+        return max(self.published_version + 1, self.announced_version)
 
     def admission(self, max_groups: int) -> AdmissionReply:
         """How many groups may be admitted now and, if none, which limit binds."""
@@ -104,7 +110,10 @@ class ReplayBuffer:
             return AdmissionReply(0, closed=True)
         self.breaker.check()
         inflight = self.table.count["pending"] + self.table.count["running"]
-        return self._admission.slots(max_groups, self.outstanding, inflight, self.breaker.slots(self.clock()))
+        trials = self.breaker.slots(self.clock())
+        if trials is not None and self.table.count["pending"]:
+            trials = 0  # one of these is the trial
+        return self._admission.slots(max_groups, self.outstanding, inflight, trials)
 
     def admit(self, prompts: list[Prompt]) -> list[int]:
         """Sequence numbers. A quarantined prompt gets one too and is dropped at once. All or nothing on error."""
@@ -145,7 +154,7 @@ class ReplayBuffer:
 
     def push(self, session: SessionPush) -> bool:
         """Take in a settled session; the last one of the attempt settles the group. False: this very push had arrived before."""
-        group = self.life.push(session)
+        group = self.life.push(session, self.newest_version)
         if group is not None and group.state in ("running", "ready"):
             self._drop_if_over_age(group)
         return group is not None
@@ -187,26 +196,27 @@ class ReplayBuffer:
         groups = [self.table.ready.pop() for _ in range(num_groups)]
         for group in groups:
             self.table.move(group, "leased")
-            self._measure(group)
+            group.measure(self.published_version)
         self._assert_bound(groups)
         lease = self.learners.grant(groups)
         self.horizon.claimed += num_groups
-        return self._batch(lease)
+        return lease.batch(self.published_version)
 
     def check_bound(self, lease_id: int) -> list[str]:
-        """Drop the leased groups whose lag is above the bound *now*; called before the first optimizer step of the batch."""
+        """Drop the leased groups whose lag is above the bound *now*; called before the first optimizer step of the batch. The batch goes on without
+        them, so that a group admitted in their place would be consumed one version later than the bound allows: their slots stay taken till then."""
         lease = self.learners.held(lease_id)
         stale = []
         for group in list(lease.groups.values()):
-            self._measure(group)
-            if group.lag > self.config.max_staleness:
+            if group.measure(self.published_version) > self.config.max_staleness:
                 stale.append(group.uid)
                 del lease.groups[group.uid]
                 self.life.drop(group, "stale")
         return stale
 
     def commit(self, lease_id: int, rejected: Iterable[str] = ()) -> None:
-        """The leased groups are trained; ``rejected`` ones end as dropped(group_too_small). Repeating it changes nothing."""
+        """The leased groups are trained; ``rejected`` ones end as dropped(group_too_small). Slots are freed by the publication. Repeating it changes
+        nothing."""
         if self.learners.has_ended_as(lease_id, "committed"):
             return
         lease = self.learners.held(lease_id)
@@ -219,7 +229,9 @@ class ReplayBuffer:
                 self.life.drop(group, "group_too_small")
             else:
                 self.life.train(group)
-                self.trained_unpublished += 1
+        trained = len(lease.groups) - len(refused)
+        self.trained_unpublished += trained
+        self.spent_unpublished += lease.size - trained
         self.claims_trained += lease.size
         self.learners.end(lease, "committed")
 
@@ -240,11 +252,12 @@ class ReplayBuffer:
 
     def published(self, version: int) -> None:
         """All serving replicas hold ``version``: frees the slots of what was trained into it and drops what is now too old. Repeating it changes nothing."""
-        if version < self.published_version or (version == self.published_version and self.trained_unpublished):
+        waits = self.trained_unpublished + self.spent_unpublished
+        if version < self.published_version or (version == self.published_version and waits):
             raise ProtocolError(f"published versions only grow, got version {version} after {self.published_version}; publish each version once")
         if version == self.published_version:
             return
-        self.trained_unpublished = 0
+        self.trained_unpublished = self.spent_unpublished = 0
         self.return_claims()
         self.published_version = version
         self.life.garbage.release_trained()
@@ -265,9 +278,14 @@ class ReplayBuffer:
         """The checkpoint whose snapshot has this ``mark`` is complete: what was trained before it is final."""
         self.life.let_go(self.life.provisional.finish(mark))
 
-    def rollback(self, mark: int | None = None) -> int:
-        """The learner went back to the checkpoint with this ``mark`` (None: the newest one). Number of groups whose update is lost."""
-        return restart.roll_back(self, mark)
+    def rollback(self, mark: int | None = None, version: int | None = None) -> int:
+        """The learner went back to the checkpoint with this ``mark`` (None: the newest one); its weights will be published as ``version`` (None: the
+        next one). Number of groups whose update is lost."""
+        return restart.roll_back(self, mark, version)
+
+    def give_up(self, uids: Iterable[str]) -> int:
+        """Rows of these trained groups can't be kept until a checkpoint: they may be freed. Number of groups."""
+        return restart.give_up(self, set(uids))
 
     def forget_missing(self, keys: Iterable[str]) -> int:
         """The store has lost these rows: their groups are generated again. Number of groups."""
@@ -325,42 +343,20 @@ class ReplayBuffer:
 
     def stats(self) -> ReplayStats:
         """Counts at this instant."""
-        count, oldest = self.table.count, next(iter(self.table.groups.values()), None)
-        stats = ReplayStats(
-            published_version=self.published_version,
-            pending=count["pending"],
-            running=count["running"],
-            ready=count["ready"],
-            leased=count["leased"],
-            trained_unpublished=self.trained_unpublished,
-            outstanding=self.outstanding,
-            capacity_groups=self.capacity_groups,
-            oldest_group_age_s=0.0 if oldest is None else self.clock() - oldest.admitted_at,
-            blocked_by=blocked_by(self),
-        )
-        return self.ledger.fill(stats)
+        return report.stats(self)
 
     def take_timeout(self, num_groups: int, wait_s: float) -> TakeTimeout:
         """The error of a take that ran out of time: counts, oldest groups in flight, and what blocks."""
-        return take_timeout(self, num_groups, wait_s)
+        return report.take_timeout(self, num_groups, wait_s)
 
     def collect_garbage(self) -> list[str]:
         """Keys of rows (and uids of ended groups) that the host must clear. Groups about to be issued again aren't leased until
         ``garbage_cleared(keys)``, so that their next rows can't be taken for the old ones."""
-        keys, held = self.life.garbage.collect()
-        for uid in held:
-            group = self.table.groups.get(uid)
-            if group is not None:
-                self.table.pending.discard(group)
-        return keys
+        return self.life.collect_garbage()
 
     def garbage_cleared(self, keys: Iterable[str]) -> None:
         """The store has freed ``keys``."""
-        for uid in self.life.garbage.cleared(keys):
-            group = self.table.groups.get(uid)
-            if group is not None and group.state == "pending":
-                self.table.pending.add(group)
-                self.table.changes += 1
+        self.life.garbage_cleared(keys)
 
     # ---- staleness and end of data ------------------------------------------------------------------------------------------------------
 
@@ -372,9 +368,6 @@ class ReplayBuffer:
     def _drop_if_over_age(self, group: Group) -> None:
         if lag(self.published_version, group.oldest_version) > self.config.max_staleness:
             self.life.drop(group, "stale" if group.state == "ready" else "doomed")
-
-    def _measure(self, group: Group) -> None:
-        group.lag, group.checked_version = lag(self.published_version, group.oldest_version), self.published_version
 
     def _give_up(self, lease: LearnerLease) -> None:
         for group in lease.groups.values():
@@ -389,15 +382,6 @@ class ReplayBuffer:
         over = {group.uid: group.lag for group in groups if group.lag > self.config.max_staleness}
         if over:
             raise ProtocolError(f"no group above max_staleness={self.config.max_staleness} is taken, got lags {over}; this is a bug of the replay buffer")
-
-    def _batch(self, lease: LearnerLease) -> TakenBatch:
-        keys: list[str] = []
-        tags: list[dict[str, Any]] = []
-        for group in lease.groups.values():
-            keys += group.keys()
-            tags += group.tags()
-        meta = KVBatchMeta("train", keys, tags, extra_info={"published_version": self.published_version})
-        return TakenBatch(lease.lease_id, meta, list(lease.groups), [group.lag for group in lease.groups.values()], self.published_version)
 
     def _no_more_leases(self) -> bool:
         return self.closed or (self.end_of_data and not self.table.count["pending"] and not self.table.count["running"])

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from streamrl.errors import ProtocolError
 from streamrl.protocol.groups import GroupState, Outcome, SessionPush
-from streamrl.replay.staleness import VersionBuckets
+from streamrl.replay.staleness import VersionBuckets, lag
 
 LEGAL: dict[GroupState, frozenset[GroupState]] = {
     "pending": frozenset({"running", "dropped"}),
@@ -59,6 +59,11 @@ class Group:
     def tags(self) -> list[dict[str, Any]]:
         """One tag per key, in the same order."""
         return [tag for _, session in sorted(self.sessions.items()) for tag in session.tags]
+
+    def measure(self, published: int) -> int:
+        """Its staleness now, noted for the ledger."""
+        self.lag, self.checked_version = lag(published, self.oldest_version), published
+        return self.lag
 
     def lengths(self) -> list[int]:
         """Response tokens of each row, in the same order."""

@@ -122,8 +122,11 @@ class JournalledBuffer:
         self._call("checkpointed", mark)
         self._rotate()
 
-    def rollback(self, mark: int | None = None) -> int:
-        return self._call("rollback", mark)
+    def rollback(self, mark: int | None = None, version: int | None = None) -> int:
+        return self._call("rollback", mark, version)
+
+    def give_up(self, uids: Iterable[str]) -> int:
+        return self._call("give_up", list(uids))
 
     def forget_missing(self, keys: Iterable[str]) -> int:
         return self._call("forget_missing", list(keys))

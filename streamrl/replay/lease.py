@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from streamrl.errors import LeaseExpired
+from streamrl.protocol.groups import TakenBatch
+from streamrl.protocol.meta import KVBatchMeta
 from streamrl.replay.groups import Group
 
 MAX_ENDED_LEASES = 4096  # remembered, so that a repeated commit is told apart from one of a stranger
@@ -136,6 +139,16 @@ class LearnerLease:
     groups: dict[str, Group]
     size: int
 
+    def batch(self, published: int) -> TakenBatch:
+        """What the learner is handed."""
+        keys: list[str] = []
+        tags: list[dict[str, Any]] = []
+        for group in self.groups.values():
+            keys += group.keys()
+            tags += group.tags()
+        meta = KVBatchMeta("train", keys, tags, extra_info={"published_version": published})
+        return TakenBatch(self.lease_id, meta, list(self.groups), [group.lag for group in self.groups.values()], published)
+
 
 class LearnerLeases:
     """Learner leases by id. Ids are never reused, so a lease of an older learner incarnation can't be committed."""
@@ -161,6 +174,11 @@ class LearnerLeases:
 
     def all_held(self) -> list[LearnerLease]:
         return list(self._held.values())
+
+    @property
+    def spent(self) -> int:
+        """Groups that were dropped from a batch which is still held."""
+        return sum(lease.size - len(lease.groups) for lease in self._held.values())
 
     def has_ended_as(self, lease_id: int, fate: str) -> bool:
         """The same call arrived before (its reply was lost)."""

@@ -29,6 +29,8 @@ class Ledger:
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         self.rolled_back = 0
+        self.rows_rolled_back = 0
+        self.tokens_rolled_back = 0
         self.rows_generated = 0
         self.rows_trained = 0
         self.rows_dropped: Counter[str] = Counter()
@@ -65,6 +67,8 @@ class Ledger:
         group = trained.group
         fate = Fate(group.uid, group.seq_no, group.attempt, "rolled_back", rows=trained.rows, tokens=trained.tokens, kept=kept)
         self.rolled_back += 1
+        self.rows_rolled_back += fate.rows
+        self.tokens_rolled_back += fate.tokens
         self._move_trained(-1, -fate.rows, -fate.tokens, group)
         if kept:
             self._record(fate)
@@ -95,6 +99,7 @@ class Ledger:
         stats.trajectories_generated, stats.trajectories_trained = self.rows_generated, self.rows_trained
         stats.tokens_generated, stats.tokens_trained = self.tokens_generated, self.tokens_trained
         stats.trajectories_dropped, stats.tokens_dropped = dict(self.rows_dropped), dict(self.tokens_dropped)
+        stats.trajectories_rolled_back, stats.tokens_rolled_back = self.rows_rolled_back, self.tokens_rolled_back
         stats.expired_leases, stats.rejected_writes = self.expired_leases, self.rejected_writes
         stats.partial_trained, stats.lag_sum, stats.lag_max = self.partial_trained, self.lag_sum, self.lag_max
         return stats
@@ -105,6 +110,7 @@ class Ledger:
         self.rows_generated, self.rows_trained = stats.trajectories_generated, stats.trajectories_trained
         self.tokens_generated, self.tokens_trained = stats.tokens_generated, stats.tokens_trained
         self.rows_dropped, self.tokens_dropped = Counter(stats.trajectories_dropped), Counter(stats.tokens_dropped)
+        self.rows_rolled_back, self.tokens_rolled_back = stats.trajectories_rolled_back, stats.tokens_rolled_back
         self.expired_leases, self.rejected_writes = stats.expired_leases, stats.rejected_writes
         self.partial_trained, self.lag_sum, self.lag_max = stats.partial_trained, stats.lag_sum, stats.lag_max
 

@@ -5,7 +5,7 @@ Decides what follows when a session arrives, an attempt fails or a holder disapp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import ProtocolError, StaleWrite
@@ -41,27 +41,25 @@ class Lifecycle:
 
     def admit(self, prompt: Prompt, seq_no: int) -> None:
         """A new group; a quarantined prompt is dropped at once."""
-        now = self.clock()
-        group = Group(prompt.uid, seq_no, prompt.row, now)
+        group = Group(prompt.uid, seq_no, prompt.row, self.clock())
         self.table.add(group)
         self.ledger.admitted += 1
         if self.quarantine.holds(prompt.row):
             self.drop(group, "quarantined")
-        else:
-            self.breaker.admitted(group.uid, now)
 
     def run(self, group: Group, worker: str, published: int) -> None:
         """``worker`` holds the group's rollout lease; engines serve ``published`` or newer."""
         group.assumed_version = published
         self.table.move(group, "running")
         self.workers.grant(worker, group)
+        self.breaker.leased(group.uid, self.clock())
 
-    def push(self, session: SessionPush) -> Group | None:
+    def push(self, session: SessionPush, newest_version: int) -> Group | None:
         """Take in a settled session; the last one of the attempt settles the group. None: this very push had arrived before."""
         group = self.table.groups.get(session.uid)
         if group is None or session.attempt < group.attempt or group.state == "pending":
             raise self._refuse(session, group)
-        session = checked_session(session, group, self.rule.n)
+        session = checked_session(session, group, self.rule.n, newest_version)
         known = group.sessions.get(session.session_id)
         if known is not None:
             if known.keys == session.keys and known.reason == session.reason:
@@ -84,6 +82,7 @@ class Lifecycle:
         self.ledger.supersede(group)
         self.garbage.superseded(group)
         self.table.move(group, "pending")
+        self.breaker.forget(group.uid, self.clock())
         group.new_attempt()
 
     def drop(self, group: Group, reason: str) -> None:
@@ -125,6 +124,23 @@ class Lifecycle:
         for group in lost:
             group.new_attempt()
         self.table.revive(revived)
+
+    def collect_garbage(self) -> list[str]:
+        """Keys to clear now. Groups whose next rows could be taken for these are not leased before they are gone."""
+        keys, held = self.garbage.collect()
+        for uid in held:
+            group = self.table.groups.get(uid)
+            if group is not None:
+                self.table.pending.discard(group)
+        return keys
+
+    def garbage_cleared(self, keys: Iterable[str]) -> None:
+        """The store has freed ``keys``."""
+        for uid in self.garbage.cleared(keys):
+            group = self.table.groups.get(uid)
+            if group is not None and group.state == "pending":
+                self.table.pending.add(group)
+                self.table.changes += 1
 
     def _accept(self, group: Group, session: SessionPush) -> None:
         group.sessions[session.session_id] = session

@@ -78,6 +78,14 @@ class Provisional:
             trained.held = False
             trained.group.sessions, trained.group.strays = {}, []
 
+    def kept_unpublished(self) -> list[str]:
+        """Uids whose rows will have no other use than a rollback once the next version is published."""
+        return [uid for uid, trained in self._unpublished.items() if trained.held]
+
+    def kept_published(self) -> list[str]:
+        """Uids whose rows are kept for a rollback only."""
+        return [uid for uid, trained in self._held.items() if trained.published]
+
     def publish(self) -> None:
         """A version with all of them is served."""
         for trained in self._unpublished.values():

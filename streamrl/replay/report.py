@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from streamrl.errors import TakeTimeout
+from streamrl.protocol.groups import ReplayStats
 
 if TYPE_CHECKING:
     from streamrl.replay.buffer import ReplayBuffer
 
 SHOWN = 5  # groups named in a message
+
+
+def stats(buffer: ReplayBuffer) -> ReplayStats:
+    """Counts at this instant."""
+    count, oldest = buffer.table.count, next(iter(buffer.table.groups.values()), None)
+    counts = ReplayStats(
+        published_version=buffer.published_version,
+        pending=count["pending"],
+        running=count["running"],
+        ready=count["ready"],
+        leased=count["leased"],
+        trained_unpublished=buffer.trained_unpublished,
+        spent_unpublished=buffer.spent_unpublished + buffer.learners.spent,
+        outstanding=buffer.outstanding,
+        capacity_groups=buffer.capacity_groups,
+        oldest_group_age_s=0.0 if oldest is None else buffer.clock() - oldest.admitted_at,
+        blocked_by=blocked_by(buffer),
+        zero_variance=dict(buffer.life.signal.shares),
+    )
+    return buffer.ledger.fill(counts)
+
+
+def failures(buffer: ReplayBuffer) -> str:
+    """What the living groups have failed with so far: whole attempts, and sessions of the running one."""
+    alive = buffer.table.groups.values()
+    reasons = Counter(cause for group in alive for cause in group.failures)
+    reasons.update(session.reason for group in alive for session in group.sessions.values() if session.reason is not None)
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
 
 
 def blocked_by(buffer: ReplayBuffer) -> str | None:
@@ -41,6 +71,7 @@ def take_timeout(buffer: ReplayBuffer, num_groups: int, wait_s: float) -> TakeTi
     cause = blocked_by(buffer) or ("no prompts were admitted" if not count["running"] and not buffer.end_of_data else "running groups have not settled")
     return TakeTimeout(
         f"take({num_groups}) waits at most {wait_s:g} s, got no batch: {states}, trained unpublished {buffer.outstanding - len(buffer.table.groups)}, "
-        f"published version {buffer.published_version}; blocked by {cause}; oldest in flight: {oldest or 'none'}; "
+        f"published version {buffer.published_version}; blocked by {cause}; failed sessions and attempts: {failures(buffer)}; "
+        f"oldest in flight: {oldest or 'none'}; "
         f"look at the named worker or raise replay.take_timeout_s"
     )

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from streamrl.replay.buffer import ReplayBuffer
 
 
-def roll_back(buffer: ReplayBuffer, mark: int | None) -> int:
+def roll_back(buffer: ReplayBuffer, mark: int | None, version: int | None) -> int:
     """Groups trained after the checkpoint live again, in their old order; call ``new_learner`` first.
 
-    The restored weights get a version number of their own and then every batch another one, so the group with ``rank`` living groups before it is
-    consumed at version published + 1 + rank // B. Rows that will be within the bound then are kept; all others would only be dropped as stale
-    later, so their groups are generated again now.
+    The restored weights get a version number of their own (``version``: one more than published, or two where the lost learner's last one had begun
+    to travel) and then every batch another one, so the group with ``rank`` living groups before it is consumed at version + rank // B. Rows that
+    will be within the bound then are kept; all others would only be dropped as stale later, so their groups are generated again now.
     """
+    version = buffer.published_version + 1 if version is None else version
+    if version <= buffer.published_version:
+        raise ProtocolError(f"restored weights get a number above the published {buffer.published_version}, got {version}; pass the next free one")
     if buffer.closed:
         raise Closed("a rollback continues a run, got one after the close; resume from the checkpoint's snapshot")
     if buffer.learners.all_held():
@@ -30,7 +33,7 @@ def roll_back(buffer: ReplayBuffer, mark: int | None) -> int:
     provisional, table = buffer.life.provisional, buffer.table
     trained = provisional.take_back(mark)
     order = sorted([*(entry.group for entry in trained), *table.groups.values()], key=lambda group: group.seq_no)
-    due = {group.uid: buffer.published_version + 1 + rank // buffer.horizon.per_step for rank, group in enumerate(order)}
+    due = {group.uid: version + rank // buffer.horizon.per_step for rank, group in enumerate(order)}
 
     def stays_fresh(group: Group) -> bool:
         oldest = group.assumed_version if group.state == "running" else group.oldest_version
@@ -43,7 +46,9 @@ def roll_back(buffer: ReplayBuffer, mark: int | None) -> int:
     buffer.life.roll_back(trained, stays_fresh)
     buffer.life.let_go(provisional.finish(provisional.count))
     if not buffer.trained_unpublished:
+        buffer.spent_unpublished = 0
         buffer.return_claims()
+    buffer.announced_version = version
     table.changes += 1
     return len(trained)
 
@@ -52,6 +57,13 @@ def held_keys(buffer: ReplayBuffer) -> list[str]:
     """Rows that a later batch or a rollback counts on."""
     ready = [key for group in buffer.table.in_state("ready") for key in group.keys()]
     return ready + [key for entry in buffer.life.provisional.groups() for key in entry.group.keys()]
+
+
+def give_up(buffer: ReplayBuffer, uids: set[str]) -> int:
+    """Rows that were kept for a rollback may be freed. Groups that live again meanwhile keep theirs."""
+    entries = [entry for entry in buffer.life.provisional.groups() if entry.held and entry.group.uid in uids]
+    buffer.life.let_go(entries)
+    return len(entries)
 
 
 def forget_missing(buffer: ReplayBuffer, missing: set[str]) -> int:
@@ -98,5 +110,6 @@ def restore(buffer: ReplayBuffer, snapshot: ReplaySnapshot) -> None:
     buffer.life.quarantine.restore(snapshot.quarantine)
     buffer.life.provisional.load(snapshot.mark, snapshot.mark, snapshot.mark, [])
     buffer.trained_unpublished = snapshot.stats.trained_unpublished  # until the restored weights are published, under a number of their own
+    buffer.spent_unpublished = snapshot.stats.spent_unpublished
     for saved in sorted(snapshot.groups, key=lambda group: group.seq_no):
         buffer.table.add(Group(saved.uid, saved.seq_no, saved.row, now, attempt=saved.attempt + 1))

@@ -20,7 +20,9 @@ from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.buffer import ReplayBuffer
 from streamrl.replay.journalled import JournalledBuffer
+from streamrl.replay.keeping import Keeper, Spill
 from streamrl.replay.restart import held_keys
+from streamrl.replay.zero_variance import BARREN_BATCHES, BARREN_SHARE
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,18 @@ IDLE_TIMER_S = 60.0  # longest sleep of the timer loop when no deadline is known
 
 class ReplayService:
     """Implements ``streamrl.protocol.interfaces.Replay``. ``clear(keys)`` frees rows in the store; without it freed keys are forgotten.
-    ``missing(keys)`` names those that the store does not hold, asked at a restart; without it all of them count as lost.
+    ``missing(keys)`` names those that the store does not hold, asked at a restart; without it all of them count as lost. ``spill(uids)`` moves the
+    rows of trained groups to disk, where they wait for a checkpoint; without it they wait in the store.
 
     Run ``run_timers()`` as a task beside it: it expires leases and late groups even when nobody calls.
     """
 
-    def __init__(self, buffer: ReplayBuffer | JournalledBuffer, clear: Clear | None = None, missing: Missing | None = None) -> None:
+    def __init__(self, buffer: ReplayBuffer | JournalledBuffer, clear: Clear | None = None, missing: Missing | None = None, spill: Spill | None = None) -> None:
         self._calls = buffer
         self._clear = clear
         self._missing = missing
+        self._keeper = None if spill is None else Keeper(spill, self._still_kept, self._give_up)
+        self._barren: set[str] = set()  # environments that were warned of
         self._admission, self._lease, self._take, self._timer = Topic(), Topic(), Topic(), Topic()
         self._releases: Counter[str] = Counter()  # by worker: how often it was declared dead
         self._seen_changes = self.buffer.table.changes
@@ -91,6 +96,7 @@ class ReplayService:
             return self._calls.push(session)
         finally:  # a refused push may leave rows to clear
             self._after()
+            self._warn_of_barren_data()
 
     async def heartbeat(self, worker: str) -> Heartbeat:
         result = self._calls.heartbeat(worker)
@@ -142,7 +148,10 @@ class ReplayService:
         self._after()
 
     async def published(self, version: int) -> None:
+        kept = self.buffer.life.provisional.kept_unpublished()
         self._calls.published(version)
+        if self._keeper is not None:
+            self._keeper.keep(kept)
         self._after()
 
     async def snapshot(self) -> ReplaySnapshot:
@@ -157,8 +166,8 @@ class ReplayService:
         self._calls.checkpointed(mark)
         self._after()
 
-    async def rollback(self, mark: int | None) -> int:
-        result = self._calls.rollback(mark)
+    async def rollback(self, mark: int | None, version: int | None) -> int:
+        result = self._calls.rollback(mark, version)
         self._after()
         return result
 
@@ -190,6 +199,8 @@ class ReplayService:
         self._calls.close()
         self._after()
         self._timer.wake()
+        if self._keeper is not None:
+            await self._keeper.close()
         if self._cleaner is not None:
             await asyncio.wait([self._cleaner], timeout=CLOSE_TIMEOUT_S)
 
@@ -198,6 +209,8 @@ class ReplayService:
     async def run_timers(self) -> None:
         """Consumes: nothing. Produces: expired leases, dropped late groups, ended cool-downs. Waits for: the next deadline, at most a minute.
         Unblocked by: a change that brings an earlier deadline, or the close."""
+        if self._keeper is not None:
+            self._keeper.keep(self.buffer.life.provisional.kept_published())  # of an earlier life, which may have ended while it moved them
         while not self.buffer.closed:
             self._expire()
             now = self.buffer.clock()
@@ -229,6 +242,31 @@ class ReplayService:
         if self._lease and (buffer.end_of_data or len(buffer.table.pending)):
             self._lease.wake()
         self._take.wake()
+
+    # ---- kept rows
+
+    def _still_kept(self, uids: list[str]) -> list[str]:
+        held = self.buffer.life.provisional.held
+        return [uid for uid in uids if held(uid) is not None]
+
+    def _give_up(self, uids: list[str]) -> None:
+        self._calls.give_up(uids)
+        self._after()
+
+    def _warn_of_barren_data(self) -> None:
+        """Once, until the environment has had a better batch."""
+        barren = set(self.buffer.life.signal.barren())
+        for env in sorted(barren - self._barren):
+            share = self.buffer.life.signal.shares[env]
+            log.warning(
+                "at most %.0f %% of the groups of %s should have no signal, got more in %d batches in a row (%.1f %% in the last one); its prompts are "
+                "too easy or too hard for the model, or its scorer gives every answer the same score",
+                100 * BARREN_SHARE,
+                env,
+                BARREN_BATCHES,
+                100 * share,
+            )
+        self._barren = barren
 
     # ---- freed rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from streamrl.errors import ProtocolError
@@ -12,8 +14,9 @@ from streamrl.replay.groups import Group
 _REASONS = frozenset(DROP_REASONS)
 
 
-def checked_session(session: SessionPush, group: Group, n: int) -> SessionPush:
-    """The session with its rows in order of their index. ProtocolError when it isn't one of this attempt's sessions or its rows are malformed."""
+def checked_session(session: SessionPush, group: Group, n: int, newest_version: int) -> SessionPush:
+    """The session with its rows in order of their index. ProtocolError when it isn't one of this attempt's sessions, or its rows are malformed or of
+    a version above ``newest_version``, which no engine can hold: they would count as fresh for ever."""
     where = f"session {session.session_id} of {session.uid}"
     if session.attempt > group.attempt:
         raise ProtocolError(f"an attempt is leased before it is pushed, got attempt {session.attempt} of {session.uid} at attempt {group.attempt}; lease first")
@@ -29,7 +32,7 @@ def checked_session(session: SessionPush, group: Group, n: int) -> SessionPush:
     if len(set(places)) != len(places):
         raise ProtocolError(f"keys of a session are distinct, got {session.keys} in {where}; count the rows of a session from 0")
     for key, tag in zip(session.keys, session.tags, strict=True):
-        _check_tag(key, tag)
+        _check_tag(key, tag, newest_version)
     if places == sorted(places):
         return session
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -56,8 +59,14 @@ def _row_index(key: str, session: SessionPush, where: str) -> int:
     return parsed.index
 
 
-def _check_tag(key: str, tag: dict[str, object]) -> None:
+def _check_tag(key: str, tag: dict[str, Any], newest_version: int) -> None:
     for name in ("response_len", "min_global_steps"):
         value = tag.get(name)
         if type(value) is not int or value < 0:
             raise ProtocolError(f"a row's tag carries {name} as a number >= 0, got {value!r} at {key}; make tags with trajectory_tag")
+    version = max(version for name in ("min_global_steps", "max_global_steps") if type(version := tag.get(name)) is int)
+    if version > newest_version:
+        raise ProtocolError(
+            f"tokens come from a version that was handed to a publication, got {version} at {key} where the newest is {newest_version}; "
+            "engines change their version by update_weights only"
+        )

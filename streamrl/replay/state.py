@@ -16,6 +16,7 @@ from streamrl.replay.garbage import GarbageState
 from streamrl.replay.groups import Group
 from streamrl.replay.lease import LearnerState, WorkerState
 from streamrl.replay.provisional import TrainedGroup
+from streamrl.replay.zero_variance import SignalState
 
 
 class BufferState(msgspec.Struct, kw_only=True):
@@ -27,6 +28,7 @@ class BufferState(msgspec.Struct, kw_only=True):
     next_seq_no: int
     frontier: tuple[int, int] | None
     trained_unpublished: int
+    spent_unpublished: int
     claims_trained: int
     claimed: int
     groups: list[Group]  # alive, in order of admission
@@ -41,8 +43,8 @@ class BufferState(msgspec.Struct, kw_only=True):
     breaker: BreakerState
     garbage: GarbageState
     quarantine: list[str]
-    lacking_metric: list[str]
-    known_metrics: list[str]
+    signal: SignalState
+    announced_version: int
 
 
 def dump(buffer: ReplayBuffer) -> BufferState:
@@ -55,6 +57,7 @@ def dump(buffer: ReplayBuffer) -> BufferState:
         next_seq_no=buffer.next_seq_no,
         frontier=buffer.frontier,
         trained_unpublished=buffer.trained_unpublished,
+        spent_unpublished=buffer.spent_unpublished,
         claims_trained=buffer.claims_trained,
         claimed=buffer.horizon.claimed,
         groups=list(buffer.table.groups.values()),
@@ -69,8 +72,8 @@ def dump(buffer: ReplayBuffer) -> BufferState:
         breaker=buffer.breaker.dump(),
         garbage=life.garbage.dump(),
         quarantine=life.quarantine.names(),
-        lacking_metric=life.signal.lacking,
-        known_metrics=life.signal.known,
+        signal=life.signal.dump(),
+        announced_version=buffer.announced_version,
     )
 
 
@@ -81,7 +84,8 @@ def load(buffer: ReplayBuffer, state: BufferState) -> None:
     life, table = buffer.life, buffer.table
     buffer.published_version, buffer.closed, buffer.end_of_data = state.published_version, state.closed, state.end_of_data
     buffer.next_seq_no, buffer.frontier = state.next_seq_no, state.frontier
-    buffer.trained_unpublished, buffer.claims_trained, buffer.horizon.claimed = state.trained_unpublished, state.claims_trained, state.claimed
+    buffer.trained_unpublished, buffer.spent_unpublished = state.trained_unpublished, state.spent_unpublished
+    buffer.claims_trained, buffer.horizon.claimed, buffer.announced_version = state.claims_trained, state.claimed, state.announced_version
     table.ended = state.ended
     life.garbage.load(state.garbage)
     for group in state.groups:
@@ -94,5 +98,5 @@ def load(buffer: ReplayBuffer, state: BufferState) -> None:
     buffer.learners.load(state.learners, table.groups)
     buffer.breaker.load(state.breaker)
     life.quarantine.restore(state.quarantine)
-    life.signal.lacking, life.signal.known = state.lacking_metric, state.known_metrics
+    life.signal.load(state.signal)
     buffer.late.load()

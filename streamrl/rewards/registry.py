@@ -2,6 +2,7 @@
 
 A score function is ``score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, ...}``, plain or async.
 A name that ends in ``*`` serves all sources that begin like it; an exact name goes before it, the longest prefix before shorter ones.
+An installed package brings score functions as entry points of ``streamrl.rewards``, named like the data source.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 
 import msgspec
 
+from streamrl.config import plugins
+
+GROUP = "streamrl.rewards"
 ScoreFunction = Callable[..., Any]
 
 
@@ -53,13 +57,36 @@ def _origin(function: ScoreFunction) -> tuple[str | None, str]:
     return inspect.getsourcefile(function), function.__qualname__
 
 
+def serves(source: str) -> bool:
+    """Whether ``source`` has a score function; imports nobody's code."""
+    return _name_for(source) is not None
+
+
+def check_source(source: str) -> None:
+    """ConfigError when two packages bring the score function of ``source``; imports nobody's code."""
+    name = _name_for(source)
+    if name is not None and name not in _ENTRIES:
+        plugins.check(GROUP, name)
+
+
 def find(source: str) -> Entry | None:
     """The entry for ``source``; None when nothing serves it."""
-    if source in _ENTRIES:
-        return _ENTRIES[source]
-    prefixes = [name for name in _ENTRIES if name.endswith("*") and source.startswith(name[:-1])]
-    return _ENTRIES[max(prefixes, key=len)] if prefixes else None
+    name = _name_for(source)
+    if name is None:
+        return None
+    if name not in _ENTRIES:
+        function = plugins.load(GROUP, name)
+        if name not in _ENTRIES:  # its module may have registered it already
+            register_reward(name)(function)
+    return _ENTRIES[name]
+
+
+def _name_for(source: str) -> str | None:
+    known = known_sources()
+    if source in known:
+        return source
+    return max((name for name in known if name.endswith("*") and source.startswith(name[:-1])), key=len, default=None)
 
 
 def known_sources() -> list[str]:
-    return sorted(_ENTRIES)
+    return sorted({*_ENTRIES, *plugins.names(GROUP)})

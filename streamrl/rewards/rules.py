@@ -42,6 +42,16 @@ def first_integer(data_source: str, solution_str: str, ground_truth: Any, extra_
     return float(found is not None and canonical_integer(found.group()) == canonical_integer(str(ground_truth)))
 
 
+@register_reward("streamrl/tiny_tools", inline=True)
+def calculated_integer(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, float]:
+    """1.0 when what the model said last is the integer. ``correct_call``: it called its tools without a fault, at least once."""
+    outcomes = extra_info["tool_outcomes"]
+    return {
+        "score": exact_integer(data_source, extra_info["final_answer"], ground_truth, extra_info),
+        "correct_call": float(set(outcomes) == {"ok"}),
+    }
+
+
 @register_reward("openai/gsm8k", inline=True)
 def gsm8k(data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], format_score: float = 0.0) -> float:
     """The last ``#### number`` of the answer's end, compared as text; ``format_score`` for a number that is wrong."""

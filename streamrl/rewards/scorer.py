@@ -21,7 +21,7 @@ from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
 from streamrl.rewards import rules  # noqa: F401  (registers the rule scorers)
 from streamrl.rewards.load import load_function
-from streamrl.rewards.registry import Entry, find, known_sources
+from streamrl.rewards.registry import Entry, check_source, find, known_sources, serves
 from streamrl.rewards.worker import Target, WorkerPool
 
 POOL_SIZE = 2  # worker processes per score function of a rollout process
@@ -52,13 +52,21 @@ class Scorer:
         return self._custom is None
 
     def check(self, sources: Iterable[str]) -> None:
-        """ConfigError when a source of the data has no scorer. With a custom function every source is fine."""
-        unknown = sorted({source for source in sources if self._custom is None and find(source) is None})
+        """ConfigError when a source of the data has no scorer, or those of two packages. With a custom function every source is fine."""
+        sources = set(sources)
+        unknown = sorted(source for source in sources if not self.serves(source))
         if unknown:
             known = ", ".join(known_sources())
             raise ConfigError(
                 f"$.data: every data_source has a scorer, got {', '.join(unknown)} (known: {known}); register one or set reward.custom_reward_function"
             )
+        if self._custom is None:
+            for source in sorted(sources):
+                check_source(source)
+
+    def serves(self, source: str) -> bool:
+        """Whether rows of this source are scored here; where not, only their agent loop can."""
+        return self._custom is not None or serves(source)
 
     async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         """(score, everything the function returned beside it, ``acc`` included). RewardError for whatever is not a finite score."""

@@ -1,4 +1,4 @@
-"""What an agent loop is: a class that turns one dataset row into token-aligned outputs, and the registry of such classes by name.
+"""What an agent loop is: a class that turns one dataset row into token-aligned outputs. ``registry.py`` has them by name.
 
 A loop sees an engine through ``Generate`` alone. It gets a fresh instance per session, so no state survives one.
 """
@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig
-from streamrl.errors import ConfigError, ProtocolError
+from streamrl.errors import ProtocolError
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.generate import SamplingParams
 from streamrl.protocol.interfaces import Clock, Generate
+from streamrl.rollout.session_metrics import SessionMetrics
+
+if TYPE_CHECKING:
+    from streamrl.rollout.interactions import Interactions
+    from streamrl.rollout.tools import ToolBox
 
 LOOP_KEYS = frozenset({"turn_scores", "tool_rewards"})  # in extra_fields of every output, so that all rows of a run have the same columns
 
@@ -40,51 +44,52 @@ class AgentLoopOutput(msgspec.Struct, kw_only=True):
     stop_reason: str
     num_turns: int = 2  # user turns + assistant turns + 1
     reward_score: float | None = None  # None = the run's scorer decides
+    turn_ends: list[int] = []  # for each of turn_scores the place of the last model token of its turn
+    environment_score: float | None = None  # the reward where the run has no scorer for the row; None = nobody knows
     extra_fields: dict[str, Any] = msgspec.field(default_factory=lambda: {"turn_scores": [], "tool_rewards": []})
 
 
 class AgentLoopBase(abc.ABC):
     """Base of all loops. ``generate`` already resumes aborted calls, checks what comes back and keeps the deadline of a call."""
 
-    def __init__(self, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, generate: Generate, clock: Clock, request_id: str) -> None:
+    def __init__(
+        self,
+        *,
+        rollout: RolloutConfig,
+        data: DataConfig,
+        tokenizer: ChatTokenizer,
+        generate: Generate,
+        tools: ToolBox,
+        interactions: Interactions,
+        clock: Clock,
+        request_id: str,
+    ) -> None:
         self.rollout = rollout
         self.data = data
         self.tokenizer = tokenizer
         self.generate = generate
+        self.tools = tools
+        self.interactions = interactions
         self.clock = clock
+        self.metrics = SessionMetrics()  # reported when the session ends, however it ends
         self.request_id = request_id  # the same in all calls of the session, so that its prefix cache stays warm
+
+    @classmethod
+    def init_class(cls, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, tools: ToolBox, **kwargs: Any) -> None:
+        """Once in each process, before the first session: what all sessions share, and what should fail before training starts.
+        ``kwargs`` are those of the loop's entry in ``rollout.agent.agent_loop_config_path``."""
+
+    @classmethod
+    async def close_class(cls) -> None:
+        """Once at the end of the process: undo ``init_class``, and whatever sessions have begun to share."""
+
+    def partial(self) -> AgentLoopOutput | None:
+        """What the session has when it runs into its deadline, for ``rollout.keep_truncated``; None: nothing worth training."""
+        return None
 
     @abc.abstractmethod
     async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """The session's rows; an empty list means that it produced none. ``sampling.max_tokens`` is the response budget of the session."""
-
-
-_LOOPS: dict[str, type[AgentLoopBase]] = {}
-
-
-def register_agent_loop(name: str) -> Callable[[type[AgentLoopBase]], type[AgentLoopBase]]:
-    """Class decorator: rows whose ``agent_name`` is ``name`` run in this loop."""
-
-    def register(cls: type[AgentLoopBase]) -> type[AgentLoopBase]:
-        if _LOOPS.get(name, cls) is not cls:
-            raise ValueError(f"an agent loop's name stands for one class, got a second one for {name!r}: {cls.__qualname__}; choose another name")
-        _LOOPS[name] = cls
-        return cls
-
-    return register
-
-
-def agent_loop(name: str) -> type[AgentLoopBase]:
-    """The class of ``name``; ConfigError lists the known names."""
-    if name not in _LOOPS:
-        raise ConfigError(f"an agent loop is registered by name, got {name!r} (known: {', '.join(sorted(_LOOPS))}); correct agent_name or register it")
-    return _LOOPS[name]
-
-
-def check_agent_names(names: Iterable[str]) -> None:
-    """ConfigError for the first unknown name; called at start-up with the default and every name in the data."""
-    for name in names:
-        agent_loop(name)
 
 
 def check_outputs(outputs: list[AgentLoopOutput], response_length: int) -> None:
@@ -110,5 +115,8 @@ def _check_tokens(output: AgentLoopOutput, response_length: int) -> None:
         raise ProtocolError(
             f"a row has a prompt and at most {response_length} response tokens, got {len(output.prompt_ids)} and {size}; correct the agent loop"
         )
+    ends, scores = output.turn_ends, output.extra_fields["turn_scores"]
+    if ends and (len(ends) != len(scores) or not all(0 <= end < size for end in ends)):
+        raise ProtocolError(f"turn_ends has a place of the response ({size} tokens) for each of {len(scores)} turn scores, got {ends}; correct the agent loop")
     if not output.response_mask[-1]:
         raise ProtocolError("the last response token is the model's, got an observation; the agent loop must not append what cannot be answered")

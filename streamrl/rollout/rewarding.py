@@ -6,6 +6,12 @@ from typing import Any, Protocol
 
 
 class RowScorer(Protocol):
-    """``(score, extra)`` of one answer to ``row``; RewardError for whatever is not a finite score."""
+    """Scores of answers, by the row's data source."""
 
-    async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]: ...
+    def serves(self, source: str) -> bool:
+        """Whether there is a score function for that source."""
+        ...
+
+    async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """``(score, extra)`` of one answer to ``row``; RewardError for whatever is not a finite score."""
+        ...

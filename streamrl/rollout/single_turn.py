@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from streamrl.config.tools import row_tools
 from streamrl.protocol.chat import prompt_ids
 from streamrl.protocol.generate import GenerateRequest, SamplingParams
-from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput, register_agent_loop
+from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput
 from streamrl.rollout.chat import fit_prompt
+from streamrl.rollout.registry import register_agent_loop
 from streamrl.rollout.sampling import call_budget
 
 
@@ -19,7 +20,7 @@ class SingleTurnAgentLoop(AgentLoopBase):
     """Template, one generation, cut to the budget. Every response token is the model's, so the mask is all ones."""
 
     async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput:
-        tools = row_tools(self.data.tool_config_path, row.get("extra_info"))
+        tools = row_tools(self.data, row.get("extra_info"))
         ids = prompt_ids(self.tokenizer, row["raw_prompt"], self.data.apply_chat_template_kwargs, tools)
         ids = fit_prompt(ids, self.data.max_prompt_length, self.rollout.overlong_prompt)
         budget = call_budget(self.data, prompt_len=len(ids), used=0, asked=sampling.max_tokens)

@@ -57,13 +57,16 @@ def _histogram(
     return MetricSpec(f"streamrl_{name}", "histogram", unit, help, roles, labels, buckets)
 
 
-_FATES = ("admitted", "trained", "dropped")
+_FATES = ("admitted", "trained", "dropped", "rolled_back")
 _PHASES = ("wait_data", "fetch", "pack", "logprobs", "forward_backward", "optimizer", "publish", "checkpoint")
 _TRANSPORTS = ("shm", "ray")
 _STORE_USERS: tuple[Role, ...] = ("rollout", "store", "learner")
 _GROUP_OUTCOMES = ("complete", "partial", "failed", "cancelled")
 _SESSION_OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 _LEARNING: tuple[Role, ...] = ("trainer", "learner")
+
+SESSION_PHASES = ("generate", "tool", "interaction", "reward")
+TOOL_OUTCOMES = ("ok", "error", "timeout", "skipped", "unknown", "malformed", "reward_failed", "release_failed")
 
 _ALL = (
     MetricSpec("streamrl_run_info", "info", "", "What is trained: model, algorithm, version of streamrl", ("driver",)),
@@ -76,6 +79,14 @@ _ALL = (
     _gauge("rollout_session_capacity", "sessions", "Sessions that may run at once", ("rollout",)),
     _histogram("rollout_session_seconds", "seconds", "Duration of a session", ("rollout",), env=FREE),
     _counter("rollout_resumes", "sessions", "Running sessions that went on after an interruption", ("rollout",), cause=("weight_push", "crash")),
+    _counter(
+        "rollout_session_phase_seconds", "seconds", "Time of finished sessions by phase", ("rollout",), phase=("generate", "tool", "interaction", "reward")
+    ),
+    _counter("rollout_dropped_observation_tokens", "tokens", "Observation tokens that did not fit the response budget", ("rollout",)),
+    _counter("rollout_context_resets", "", "Rows begun because an agent changed its history", ("rollout",)),
+    _counter("tool_calls", "", "Tool calls by outcome", ("rollout",), tool=FREE, outcome=TOOL_OUTCOMES),
+    _counter("tool_parse_errors", "", "Tool calls that were recognised but not well formed", ("rollout",)),
+    _histogram("tool_call_seconds", "seconds", "Duration of a tool call", ("rollout",), tool=FREE),
     _histogram("reward", "", "Score of a trajectory", ("rollout",), REWARD_BUCKETS, env=FREE),
     # replay
     _histogram("admission_wait_seconds", "seconds", "Wait for an admission slot", ("prompt", "replay"), reason=ADMISSION_REASONS),
@@ -84,7 +95,7 @@ _ALL = (
     _gauge("buffer_capacity_groups", "groups", "Groups that may be outstanding", ("replay",)),
     _gauge("buffer_oldest_group_age_seconds", "seconds", "Age of the oldest unfinished group", ("replay",)),
     _counter("buffer_events", "groups", "What happened to groups", ("replay",), event=("inserted", "leased", "consumed", "released", "expired")),
-    _counter("ledger_groups", "groups", "Ledger in groups: admitted = trained + dropped + in flight", ("replay",), fate=_FATES),
+    _counter("ledger_groups", "groups", "Ledger in groups: admitted = trained - rolled_back + dropped + in flight", ("replay",), fate=_FATES),
     _counter("ledger_trajectories", "trajectories", "Ledger in trajectories; admitted counts acknowledged rows", ("replay",), fate=_FATES),
     _counter("ledger_tokens", "tokens", "Ledger in response tokens; admitted counts acknowledged rows", ("replay",), fate=_FATES),
     _counter("groups_dropped", "groups", "Dropped groups by reason", ("replay",), reason=DROP_REASONS),
@@ -93,6 +104,7 @@ _ALL = (
     _histogram("dataplane_transfer_seconds", "seconds", "Duration of one put or get", _STORE_USERS, direction=("put", "get"), transport=_TRANSPORTS),
     _gauge("dataplane_live_bytes", "bytes", "Bytes of reachable rows", ("store",)),
     _gauge("dataplane_allocated_bytes", "bytes", "Bytes of allocated segments", ("store",)),
+    _gauge("dataplane_spilled_bytes", "bytes", "Bytes of segments on disk, which take none of the capacity", ("store",)),
     _counter("dataplane_rejected_writes", "", "Writes that were refused", ("store", "replay"), reason=("stale_write", "dtype", "malformed")),
     # staleness
     _histogram(
@@ -123,7 +135,7 @@ _ALL = (
     _gauge("importance_truncated_ratio", "ratio", "Share of truncated importance weights", _LEARNING),
     _gauge("importance_rejected_ratio", "ratio", "Share of tokens rejected by the correction", _LEARNING),
     _gauge("group_singleton_ratio", "ratio", "Share of groups with one sample", _LEARNING, env=FREE),
-    _gauge("group_zero_variance_ratio", "ratio", "Share of groups whose scores are all equal", _LEARNING, env=FREE),
+    _gauge("group_zero_variance_ratio", "ratio", "Share of groups whose scores are all equal", ("replay", *_LEARNING), env=FREE),
     _gauge("batch_reward_mean", "", "Mean score of the batch", _LEARNING, env=FREE),
     _gauge("batch_reward_std", "", "Standard deviation of the batch's scores", _LEARNING, env=FREE),
     # weights

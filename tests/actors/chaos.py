@@ -3,7 +3,8 @@
     python -m tests.actors.chaos --kills 50
 
 After every kill the audit must close. A killed driver is followed by ``launch --resume``. The same run, undisturbed, gives the accuracy to compare
-with. Exit code 0 when nothing was lost, nothing trained twice, nothing above the bound, and the run completed.
+with. Exit code 0 when nothing was lost, nothing trained twice, nothing above the bound, and the run completed with that accuracy. A signal ends the run
+in order and prints the report so far, with exit code 1.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from streamrl.cli.audit import audit
 from streamrl.cli.audit_report import AuditReport
 from streamrl.errors import StreamrlError
 from streamrl.replay.journal import FOLDER, journal_files, read_file
-from tests.actors.jobs import Job
+from streamrl.telemetry.run_folder import read_json
+from tests.actors.jobs import Interrupted, Job, clear, raised_signals
 
 GROUPS = 16  # a step
 VICTIMS = ("driver", "store", "replay", "prompt", "trainer", "learner-0", "rollout-0")
 STEPS_PER_KILL = 12
 STALL_S = 180.0  # without a further step the run counts as hung
+ACCURACY_LOSS = 0.1  # against the undisturbed run, on 128 held-out rows: about three standard deviations
 
 
 class Chaos:
@@ -51,10 +54,12 @@ class Chaos:
         self.errors: list[str] = []
         self.failed_launches = 0
         self.restarts = 0  # of actors, as the launches named them
+        self.checks = 0  # audits on the way
+        self.job = Job(self.folder, f"--run-dir={self.folder}", *self.settings)
 
     def run(self) -> Job:
         """To the end of the run, with as many kills as come before it."""
-        job = Job(self.folder, f"--run-dir={self.folder}", *self.settings)
+        job = self.job
         launched_at = 0
         while job.process.poll() is None:
             self.wait_for_progress(job, launched_at)
@@ -64,15 +69,16 @@ class Chaos:
             if self.kill(job, self.random.choice(VICTIMS)):
                 launched_at = len(job.trained_steps())
                 self.restarts += restarts(job)
-                job = Job(self.folder, "--resume", str(self.folder), config=None)
+                job = self.job = Job(self.folder, "--resume", str(self.folder), config=None)
             self.check()
+            self.checks += 1
         while (code := job.wait(STALL_S * 4)) != 0:
             self.failed_launches += 1
             self.errors.append(f"launch ended with {code}: {(job.output.splitlines() or ['it said nothing'])[-1]}")
             self.restarts += restarts(job)
             if self.failed_launches > 3:
                 break
-            job = Job(self.folder, "--resume", str(self.folder), config=None)
+            job = self.job = Job(self.folder, "--resume", str(self.folder), config=None)
         self.check()
         self.restarts += restarts(job)
         return job
@@ -143,32 +149,59 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         root = arguments.folder or Path(made)
-        return report(Chaos(root / "chaos", arguments.kills, arguments.seed), root)
+        with raised_signals():
+            return whole(root, arguments.kills, arguments.seed)
 
 
-def report(chaos: Chaos, root: Path) -> int:
+def whole(root: Path, kills: int, seed: int) -> int:
+    """The disturbed run, then the undisturbed one, then what they say."""
     began = time.monotonic()
-    job = chaos.run()
-    took = time.monotonic() - began
-    calm = Job(root / "calm", f"--run-dir={root / 'calm'}", *chaos.settings)
-    if calm.wait(STALL_S * 10) != 0:
-        chaos.errors.append(f"the undisturbed run failed: {calm.output[-300:]}")
+    chaos = Chaos(root / "chaos", kills, seed)
+    calm: Job | None = None
     try:
-        books, summary = audit(chaos.folder), job.summary()
+        chaos.run()
+        took = time.monotonic() - began
+        calm = Job(root / "calm", f"--run-dir={root / 'calm'}", *chaos.settings)
+        if calm.wait(STALL_S * 10) != 0:
+            chaos.errors.append(f"the undisturbed run failed: {calm.output[-300:]}")
+    except Interrupted as signalled:
+        took = time.monotonic() - began
+        chaos.errors.append(f"{signalled} after {chaos.kills.total()} of {kills} kills: this is the report so far")
+    finally:
+        for job in (chaos.job, *([calm] if calm else [])):
+            job.stop()
+            clear(job.folder)
+    return report(chaos, took, accuracy_of(calm))
+
+
+def accuracy_of(job: Job | None) -> float | None:
+    """Held-out accuracy of a run that completed."""
+    return job.summary()["val_accuracy_last"] if job is not None and job.process.returncode == 0 else None
+
+
+def report(chaos: Chaos, took: float, undisturbed: float | None) -> int:
+    try:
+        books = audit(chaos.folder)
     except (StreamrlError, OSError) as error:
         say(f"no result: {error}")
         return 1
+    summary = read_json(chaos.folder / "summary.json") or {"status": "unfinished", "steps": (chaos.job.trained_steps() or [0])[-1], "val_accuracy_last": None}
+    accuracy = summary["val_accuracy_last"]
     twice = trained_twice(chaos.folder)
     groups = books.groups
     lost = groups.generated - groups.trained - groups.dropped - groups.in_flight
-    expected = chaos.steps * GROUPS
     say(f"kills            {chaos.kills.total()}: " + ", ".join(f"{name} {count}" for name, count in sorted(chaos.kills.items())))
     say(f"time             {took:.0f} s; actors restarted: {chaos.restarts}; launches that failed: {chaos.failed_launches}")
     say(f"status           {summary['status']} after step {summary['steps']} of {chaos.steps}")
-    say(f"ledger closes    {'yes' if books.closes else 'NO'}; groups generated {groups.generated}, trained {groups.trained} of at most {expected}")
+    say(f"ledger closes    {'yes' if books.closes else 'NO'} at the end; audited {chaos.checks} times on the way")
+    say(f"groups           generated {groups.generated}, trained {groups.trained} of at most {chaos.steps * GROUPS}, dropped {groups.dropped}")
     say(f"trained twice    {len(twice)}; lost {lost}; rolled back and trained again {books.rolled_back_groups}")
     say(f"largest lag      {books.lag_max} (bound {books.max_staleness})")
-    say(f"accuracy         {summary['val_accuracy_last']} (undisturbed {calm.summary()['val_accuracy_last'] if calm.process.returncode == 0 else 'unknown'})")
+    say(f"accuracy         {accuracy} (undisturbed {'unknown' if undisturbed is None else undisturbed})")
+    if summary["status"] == "completed" and groups.in_flight:
+        chaos.errors.append(f"a completed run holds no group any more, got {groups.in_flight} in flight: who leased them is dead and nobody noticed")
+    if accuracy is not None and undisturbed is not None and accuracy < undisturbed - ACCURACY_LOSS:
+        chaos.errors.append(f"the accuracy may be {ACCURACY_LOSS} below the undisturbed run's, got {accuracy} against {undisturbed}")
     for error in chaos.errors[:20]:
         say(f"error            {error}")
     good = books.closes and not twice and not lost and books.lag_max <= books.max_staleness and summary["status"] == "completed"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from actors import children
 from streamrl.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +29,13 @@ SMALL = ("trainer.total_training_steps=3", "data.train_batch_size=16", "actor.pp
 class Job:
     """One ``streamrl launch``; ``folder`` is its run folder."""
 
-    def __init__(self, folder: Path, *arguments: str, config: Path | None = TINY) -> None:
+    def __init__(self, folder: Path, *arguments: str, config: Path | None = TINY, python: str = sys.executable) -> None:
         self.folder = folder
         files = [str(config)] if config else []
         self.started = time.monotonic()
         self._said = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would hold a long run up
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "streamrl.cli.main", "launch", *files, *arguments],
+            [python, "-m", "streamrl.cli.main", "launch", *files, *arguments],
             cwd=ROOT,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -87,11 +90,56 @@ class Job:
     def summary(self) -> dict[str, Any]:
         return json.loads((self.folder / "summary.json").read_text())
 
+    def stop(self, limit_s: float = 45) -> None:
+        """Ask a run that still goes on to end in order; then to end at once; then kill it."""
+        for number, wait_s in ((signal.SIGINT, limit_s), (signal.SIGINT, 10.0)):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.process.wait(wait_s)
+                except subprocess.TimeoutExpired:
+                    continue
+        self.end()
+        self.output = self.said()
+
     def end(self) -> None:
         """For fixtures: nothing of the run survives the test."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+class Interrupted(Exception):
+    """This process was asked to end while a run of it goes on."""
+
+
+@contextlib.contextmanager
+def raised_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise Interrupted, once: what follows the first one ends this process as ever."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def interrupt(number: int, _frame: object) -> None:
+        restore()
+        raise Interrupted(f"{signal.Signals(number).name} came")
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def clear(folder: Path) -> None:
+    """End the processes and remove the shared memory of a run whose driver is gone and that nobody will resume."""
+    for path in RunFolder(folder).children.glob("*.json"):
+        children.end_leftovers(path)
+    for name in shared_memory_of(folder):
+        shutil.rmtree(Path("/dev/shm") / name, ignore_errors=True)
 
 
 def shared_memory_of(folder: Path) -> list[str]:

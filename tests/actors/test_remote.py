@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import pytest
+import ray.exceptions
 
+from actors import remote
 from actors.host import Host, settings_for
-from actors.remote import client, socket_path
-from streamrl.errors import ActorDied
+from actors.places import Places
+from actors.remote import FarPeer, client, socket_path
+from streamrl.errors import ActorDied, RunFailed
+from streamrl.protocol.request import current_request
 from streamrl.telemetry.run_folder import RunFolder
 from tests.pipeline.tiny import tiny_config
 
@@ -102,3 +108,66 @@ def test_without_a_place_for_sockets_an_actor_still_opens_and_says_so(tmp_path, 
 
     asyncio.run(main())
     assert "go through Ray" in (tmp_path / "run" / "logs" / "store.log").read_text() + caplog.text
+
+
+def test_an_actor_that_does_not_find_the_run_folder_on_its_node_says_so(tmp_path):
+    places = Places("here", {"store": "there"})
+    settings = settings_for("store", "store", tiny_config(), RunFolder(tmp_path / "elsewhere"), places=places)
+    with pytest.raises(RunFailed, match=r"file system that every node of the run sees, got .*elsewhere .* where store starts"):
+        CountingHost(settings)
+
+
+class Process:
+    """An actor that Ray knows by ``_actor_id``; it dies before it answers, or answers with the request that it was sent."""
+
+    def __init__(self, name: str, dead: bool) -> None:
+        self._actor_id, self.dead = name, dead
+        self.call = self
+
+    def remote(self, method: str, payload: bytes, request: tuple[str, int] | None = None) -> Any:
+        self.request = request
+        return self
+
+    def future(self) -> Future:
+        answer: Future = Future()
+        if self.dead:
+            answer.set_exception(ray.exceptions.RayActorError())
+        else:
+            answer.set_result(self.request)
+        return answer
+
+
+def test_a_call_to_another_node_is_repeated_to_the_successor_under_its_number(monkeypatch):
+    async def main() -> None:
+        first, second = Process("first", True), Process("second", False)
+        monkeypatch.setattr(remote, "_actor_named", lambda name: second)
+        monkeypatch.setattr(remote, "SUCCESSOR_S", 0.01)
+        peer = FarPeer(first, "store", 5, patience_s=2)
+        request = peer.next_request()
+        assert await peer.call("call", "count", b"", what="count", request=request) == request == first.request
+        assert peer.next_request() != request
+        monkeypatch.setattr(remote, "_actor_named", lambda name: None)
+        with pytest.raises(ActorDied, match="count of store"):
+            await FarPeer(first, "store", 5, patience_s=0.05).call("call", "count", b"", what="count")
+        with pytest.raises(ActorDied):  # one process, whose end is final
+            await FarPeer(first, "store", 5).call("call", "count", b"", what="count")
+
+    asyncio.run(main())
+
+
+def test_a_call_from_another_node_waits_until_the_actor_is_open_and_is_known_by_its_number(tmp_path):
+    class Requests:
+        async def count(self) -> int:
+            return int((current_request() or ":0").split(":")[1])
+
+    async def main() -> None:
+        host, run = host_of(tmp_path / "run")
+        call = asyncio.create_task(host.call("count", msgspec.msgpack.encode([]), ("client", 7)))
+        await asyncio.sleep(0.02)
+        assert not call.done()
+        await host.serve(Counting, Requests())
+        assert msgspec.msgpack.decode(await call)[1] == 7
+        await host.channel.close()
+        run.close()
+
+    asyncio.run(main())

@@ -123,3 +123,13 @@ def test_an_error_of_an_actor_ends_the_run_with_its_own_words(tmp_path, monkeypa
             await supervisor._handle_ends()
 
     case(tmp_path, check)
+
+
+def test_a_lost_node_ends_the_run_with_one_line_that_names_it_and_the_way_on(tmp_path, monkeypatch):
+    async def check(supervisor):
+        await supervisor._check_nodes()
+        monkeypatch.setattr(module, "lost_node", lambda places: "10.0.0.7")
+        with pytest.raises(RunFailed, match=r"got node 10\.0\.0\.7 which Ray has lost.*--resume"):
+            await supervisor._check_nodes()
+
+    case(tmp_path, check)

@@ -2,8 +2,8 @@
 
 Rows have six ragged int64 columns of 2,048 entries on average and a tag. Ours and theirs take turns, so that a busy machine slows both; every call
 is a plain blocking verb of this process. *ours* is a client of a store with a journal in another process, over the channel: what a rollout actor or a
-learner rank has. *in process* has the index beside the client, which leaves the copies and the index work. Without TransferQueue (0.1.11 from PyPI)
-only ours is measured.
+learner rank has, its plain verbs in the calling thread. *in process* has the index beside the client, which leaves the copies and the index work.
+Without TransferQueue (0.1.11 from PyPI) only ours is measured.
 
 Bars: put, get and write-back at most a tenth of TransferQueue's time, a list of 20,000 tags no slower; a get of 256 rows at most twice a bare gather
 of the same pieces into buffers of the same kind. Keys are new in every turn and cleared outside of the times.
@@ -33,7 +33,7 @@ from tensordict import TensorDict
 from streamrl.config.rollout import DataplaneConfig
 from streamrl.dataplane import IndexCalls, Store, StoreIndex
 from streamrl.dataplane.segments import SegmentReader
-from streamrl.protocol.channel import ChannelClient, ChannelServer
+from streamrl.protocol.channel import BlockingChannel, ChannelClient, ChannelServer
 from streamrl.protocol.rpc import Service, connect
 
 NUM_COLUMNS, MEAN_TOKENS, SPREAD_TOKENS, NUM_TAGS = 6, 2048, 1024, 20_000
@@ -121,15 +121,19 @@ def store_in_another_process(folder: Path, loop: asyncio.AbstractEventLoop) -> I
     assert process.stdout is not None and process.stdin is not None
     assert process.stdout.readline() == b"ready\n"
 
+    blocking = BlockingChannel(folder / SOCKET, "store", 60.0)
+
     async def client() -> tuple[ChannelClient, Store]:
         channel = ChannelClient(folder / SOCKET, "store", 60.0)
-        return channel, Store(connect(IndexCalls, channel.send), writer="w", folder=None, config=CONFIG, loop=loop)
+        direct = connect(IndexCalls, blocking.send)
+        return channel, Store(connect(IndexCalls, channel.send), writer="w", folder=None, config=CONFIG, loop=loop, direct=direct)
 
     channel, store = asyncio.run_coroutine_threadsafe(client(), loop).result()
     try:
         yield store
         store.close()
         loop.call_soon_threadsafe(channel.close)
+        blocking.close()
     finally:
         process.stdin.close()
         process.wait()
@@ -224,7 +228,7 @@ def _one_turn(verbs: Verbs, keys: list[str], of: list[dict[str, torch.Tensor]], 
 
 def _gather_s(store: Store, keys: list[str]) -> float:
     """The same pieces by NumPy alone, out of mappings that are warm."""
-    located = store._run.wait(store._index.locate("train", keys, [f"column{c}" for c in range(NUM_COLUMNS)], False))
+    located = store._run.wait(store._way.index.locate("train", keys, [f"column{c}" for c in range(NUM_COLUMNS)], False))
     reader = store._reader
     assert isinstance(reader, SegmentReader)
     return _seconds(lambda: reader.copy([column.runs for column in located.columns], located.segments))

@@ -68,7 +68,8 @@ def test_the_single_turn_loop_sends_exactly_what_the_filter_measured(tmp_path, t
 
     the_row = {"raw_prompt": [{"role": "user", "content": "2+2="}], "extra_info": {"tool_selection": ["time", "add"]}}
     data = DataConfig(tool_config_path=tools, apply_chat_template_kwargs={"chat_template": template}, max_prompt_length=512)
-    loop = SingleTurnAgentLoop(rollout=RolloutConfig(), data=data, tokenizer=tokenizer, generate=generate, clock=SystemClock(), request_id="r")
+    parts = {"generate": generate, "tools": None, "interactions": None, "clock": SystemClock(), "request_id": "r"}
+    loop = SingleTurnAgentLoop(rollout=RolloutConfig(), data=data, tokenizer=tokenizer, **parts)
     asyncio.run(loop.run(training_sampling(RolloutConfig(), data, 1), **the_row))
     text = tokenizer.decode(sent[0])
     assert '"add"' in text and '"time"' in text and '"weather"' not in text and text.endswith("2+2=A:")
@@ -95,7 +96,7 @@ def test_any_number_of_workers_keeps_the_same_rows_in_order(tmp_path, workers):
 def test_workers_measure_like_one_with_a_real_tokenizer(tmp_path):
     rows = [asking(1 + 3 * i) for i in range(60)]
     path = write_jsonl(tmp_path / "t.jsonl", rows)
-    lengths = [len(prompt_ids(load_tokenizer(TINY), r["prompt"], {}, row_tools(None, None))) for r in rows]
+    lengths = [len(prompt_ids(load_tokenizer(TINY), r["prompt"], {}, row_tools(DataConfig(), None))) for r in rows]
     for workers in (1, 4):
         config = DataConfig(filter_overlong_prompts=True, max_prompt_length=100, filter_overlong_prompts_workers=workers)
         assert len(RLHFDataset(path, config, tokenizer=load_tokenizer(TINY))) == sum(length <= 100 for length in lengths)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from streamrl.config.rollout import DataplaneConfig
-from streamrl.dataplane import Store, StoreIndex
+from streamrl.dataplane import IndexCalls, Store, StoreIndex
+from streamrl.protocol.channel import BlockingChannel, ChannelServer
 from streamrl.protocol.keys import TrajectoryKey
+from streamrl.protocol.rpc import Service, connect
 from streamrl.protocol.trajectory import Trajectory
 
 SMALL = {"capacity_bytes": 1 << 20, "segment_bytes": 64 << 10, "put_timeout_s": 0.2}
@@ -26,6 +30,28 @@ def one_store(tmp_path: Path, **changes: Any) -> Iterator[tuple[Store, StoreInde
     try:
         yield Store(index, writer="w", folder=index.path, config=config(**changes)), index
     finally:
+        index.close()
+
+
+@contextmanager
+def store_in_thread(tmp_path: Path, **changes: Any) -> Iterator[tuple[Store, StoreIndex]]:
+    """A store whose plain verbs run in their caller's thread; index and async verbs are on the loop of another."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    index = StoreIndex(tmp_path, "test", config(**changes), os.getpid())
+    server = ChannelServer(tmp_path / "sockets" / "store.sock", Service(IndexCalls, index).handle)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+    channel = BlockingChannel(server.path, "store", 10.0)
+    try:
+        direct = connect(IndexCalls, channel.send)
+        yield Store(index, writer="w", folder=index.path, config=config(**changes), loop=loop, direct=direct), index
+    finally:
+        channel.close()
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
         index.close()
 
 

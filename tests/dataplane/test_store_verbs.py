@@ -13,12 +13,12 @@ from tensordict import NonTensorStack, TensorDict
 
 from streamrl.errors import DtypeClash, MissingField, MissingKey, NotReady, ProtocolError, StaleWrite
 from streamrl.protocol.meta import KVBatchMeta
-from tests.dataplane.store_world import one_store
+from tests.dataplane.store_world import one_store, store_in_thread
 
 
-@pytest.fixture
-def store(tmp_path):
-    with one_store(tmp_path) as (client, _):
+@pytest.fixture(params=[one_store, store_in_thread], ids=["on its loop", "in the caller's thread"])
+def store(request, tmp_path):
+    with request.param(tmp_path) as (client, _):
         yield client
 
 

@@ -37,6 +37,12 @@ class DictStore:
             columns[name] = column([self.rows[key][name] for key in keys])
         return TensorDict(columns, batch_size=[len(keys)])
 
+    def kv_batch_put_by_meta(self, meta, fields):
+        self.kv_batch_put(meta.keys, meta.partition_id, fields)
+
+    def kv_batch_get_by_meta(self, meta):
+        return self.kv_batch_get(meta.keys, meta.partition_id, meta.fields)
+
 
 def column(values):
     """Objects, one number per row, or ragged rows."""

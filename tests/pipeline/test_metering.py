@@ -26,6 +26,20 @@ def test_replay_counters_follow_the_ledger_however_often_they_are_exported():
     assert value(metrics, "streamrl_staleness_bound_versions") == 1
 
 
+def test_after_a_rollback_the_counters_still_add_up_and_the_filtered_share_has_its_environment():
+    metrics = Metrics("replay", "replay")
+    meter = ReplayMeter(metrics, max_staleness=1)
+    meter.export(ReplayStats(admitted=10, trained=8, ready=2, trajectories_generated=10, trajectories_trained=8))
+    meter.export(ReplayStats(admitted=10, trained=5, rolled_back=3, ready=5, trajectories_generated=10, trajectories_trained=5, trajectories_rolled_back=3))
+    stats = ReplayStats(admitted=10, trained=7, rolled_back=3, ready=3, trajectories_generated=10, trajectories_trained=7, trajectories_rolled_back=3)
+    stats.zero_variance = {"math": 0.25}
+    meter.export(stats)
+    for unit in ("groups", "trajectories"):
+        admitted, trained, back = (value(metrics, f"streamrl_ledger_{unit}_total", fate=fate) for fate in ("admitted", "trained", "rolled_back"))
+        assert admitted - trained + back == 3  # ready
+    assert value(metrics, "streamrl_group_zero_variance_ratio", env="math") == 0.25
+
+
 def test_a_step_is_counted_once_and_a_skipped_one_is_marked():
     metrics = Metrics("trainer", "trainer")
     record = StepRecord(step=1, version=1, lags=[0, 1], metrics={"actor/pg_loss": 0.5, "actor/grad_norm": 2.0})

@@ -43,6 +43,8 @@ class Learner:
         self.snapshots: list[int] = []
         self.stages: list[str] = []
         self.last: LastUpdate | None = None
+        self.moves = 0  # optimizer steps since it began with the weights ``began_with``
+        self.began_with = f"start of {id(self)}"
 
     async def log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
         self.stages.append("log_probs")
@@ -61,6 +63,7 @@ class Learner:
         (work,) = works
         self.trained.append(work.meta.keys)
         applied = 0 if work.global_step in self.skip or not work.mini_batches else len(work.mini_batches)
+        self.moves += applied
         report = UpdateReport(applied, len(work.mini_batches) - applied, trained_tokens=10 * len(work.meta))
         self.last = LastUpdate(work.global_step, report)
         return report
@@ -70,7 +73,7 @@ class Learner:
 
     async def snapshot(self, version: int) -> WeightManifest:
         self.snapshots.append(version)
-        return WeightManifest(version, "nowhere", [], 0)
+        return WeightManifest(version, f"{self.began_with} + {self.moves}", [], 0)
 
     async def save(self, folder: str) -> None:
         (Path(folder) / "weights").write_text("w")
@@ -89,6 +92,7 @@ class Replica:
         self.gate.set()
         self.error: Exception | None = None
         self.versions: list[int] = []
+        self.weights: dict[int, str] = {}  # by version; two sets of weights under one number are an error
         self.evaluations = 0
         self.hang = False
         self.breaks_once: Exception | None = None
@@ -98,6 +102,7 @@ class Replica:
         if self.error is not None:
             raise self.error
         self.versions.append(manifest.version)
+        assert self.weights.setdefault(manifest.version, manifest.path) == manifest.path
         return WeightReport(self.name, manifest.version, 0, 0.0, 0.0, 0.0)
 
     async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:

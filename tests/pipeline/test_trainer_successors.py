@@ -126,6 +126,38 @@ def test_a_new_learner_goes_back_to_its_checkpoint_and_trains_again_what_came_af
     run(case())
 
 
+def test_a_learner_that_dies_while_its_last_version_travels_moves_the_number_by_two_and_costs_no_group(tmp_path):
+    """One replica may hold that version already, so the restored weights get the next number. What would be too old under it is generated again."""
+
+    async def case():
+        house = House(tmp_path, "trainer.save_freq=2", steps=STEPS)
+        kept: list[bytes] = []
+        house.trainer.keep = lambda standing: kept.append(msgspec.msgpack.encode(standing))
+        await house.open()
+        feeding = asyncio.create_task(house.keep_fed())
+        running = asyncio.create_task(house.trainer.run())
+        while len(house.learner.trained) < 2:
+            await asyncio.sleep(0)
+        house.replica.gate.clear()  # version 2 is taken up by nobody
+        while len(house.learner.snapshots) < 3 or msgspec.msgpack.decode(kept[-1], type=Standing).manifest.version < 2:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        house.replica.gate.set()
+        assert house.replay.buffer.published_version == 1
+        heir = heir_of(house, tmp_path, "trainer.save_freq=2", learner=Learner())
+        await heir.trainer.fall_back(msgspec.msgpack.decode(kept[-1], type=Standing))
+        await heir.publisher.join(house.replica)
+        await heir.trainer.run()
+        await feeding
+        assert house.replica.versions == [0, 1, 3, 4, 5, 6]
+        assert len({uid for keys in heir.trainer.learner.trained for uid in uids(keys)}) == STEPS * B
+        stats = house.replay.buffer.stats()
+        assert stats.trained == STEPS * B and "stale" not in stats.dropped and "doomed" not in stats.dropped and stats.lag_max <= 1
+
+    run(case())
+
+
 def test_the_books_of_a_run_in_one_process_close(tmp_path):
     config = tiny_config(steps=2)
     totals = asyncio.run(run_local(config, tmp_path))

@@ -24,14 +24,15 @@ ROW_TOKENS = 3
 class World:
     """A buffer, three workers and one or two learners. With a ``folder`` every call is journalled and the process may die."""
 
-    def __init__(self, bound: int, strategy: str, folder: Path | None = None, retain: str | None = None) -> None:
+    def __init__(self, bound: int, strategy: str, folder: Path | None = None, retain: str | None = None, breaker_window: int = 1000) -> None:
         self.clock = HandClock()
         config = ReplayConfig(
             max_staleness=bound,
             max_off_policy_strategy=strategy,  # type: ignore[arg-type]
             wait_s=40,
             lease_s=20,
-            breaker_window=1000,
+            breaker_window=breaker_window,
+            breaker_cooldown_s=10,
             retain=retain,  # type: ignore[arg-type]
             retain_bytes=5 * 96 * 2 * (ROW_TOKENS + 4),  # about five groups
         )
@@ -47,7 +48,6 @@ class World:
         self.ceiling = self.buffer.capacity_groups  # a rollback may exceed the capacity; from then on it only shrinks
         self.engine_version: dict[tuple[str, int], int] = {}
         self.ended = False
-        self.stopped = False  # the breaker tripped
 
     def _open(self) -> ReplayBuffer | JournalledBuffer:
         if self.folder is None:
@@ -92,6 +92,21 @@ class World:
         except StaleWrite:
             assert not fresh
 
+    def push_again(self, pick: int) -> None:
+        """A session that was acknowledged comes once more: nothing changes."""
+        pushed = [(group, session) for group in self.buffer.table.groups.values() if group.state != "pending" for session in group.sessions.values()]
+        if pushed:
+            before = picture(self.buffer)
+            assert self.calls.push(pushed[pick % len(pushed)][1]) is False
+            assert picture(self.buffer) == before
+
+    def give_up(self, pick: int) -> None:
+        """The disk takes no more rows of trained groups."""
+        if self.trained:
+            uid = self.trained[pick % len(self.trained)]
+            assert self.calls.give_up([uid, "unknown"]) <= 1
+            assert self.buffer.life.provisional.held(uid) is None
+
     def take(self, num_groups: int) -> None:
         try:
             batch = self.calls.take(num_groups)
@@ -125,7 +140,7 @@ class World:
             self.trained += [uid for uid in left if uid not in rejected]
 
     def publish(self) -> None:
-        if self.buffer.stats().trained_unpublished:
+        if self.buffer.stats().trained_unpublished or self.buffer.spent_unpublished:
             self.calls.published(self.buffer.published_version + 1)
 
     def give_back(self, pick: int) -> None:
@@ -196,12 +211,34 @@ class World:
         assert report.groups.in_flight == len(self.buffer.table.groups) and report.lag_max == stats.lag_max
 
 
+_EVENTS = {  # how often each happens
+    "admit": 6,
+    "lease": 8,
+    "push": 30,
+    "again": 2,
+    "take": 8,
+    "end": 8,
+    "publish": 6,
+    "give_back": 1,
+    "die": 1,
+    "time": 2,
+    "clear": 6,
+    "beat": 2,
+    "restart": 0.15,
+    "finish": 0.03,
+    "crash": 2,
+    "save": 1,
+    "back": 0.5,
+    "give_up": 0.5,
+}
+
+
 def step(world: World, number: int) -> None:
     """One event chosen by ``number``."""
     rng = random.Random(number)
     kind = rng.choices(
-        ["admit", "lease", "push", "take", "end", "publish", "give_back", "die", "time", "clear", "beat", "restart", "finish", "crash", "save", "back"],
-        [6, 8, 30, 8, 8, 6, 1, 1, 2, 6, 2, 0.15, 0.03, 2, 1, 0.5],
+        [*_EVENTS],
+        [*_EVENTS.values()],
     )[0]
     pick, worker = rng.randrange(10**6), rng.choice(WORKERS)
     if kind == "admit":
@@ -210,6 +247,10 @@ def step(world: World, number: int) -> None:
         world.lease(worker)
     elif kind == "push":
         world.push(pick, rng.choices(["good", "bad", "fatal"], [16, 3, 1])[0])
+    elif kind == "again":
+        world.push_again(pick)
+    elif kind == "give_up":
+        world.give_up(pick)
     elif kind == "take":
         world.take(rng.choice([1, 2, 2, 2, 3]))
     elif kind == "end":

@@ -87,7 +87,9 @@ def check_world(buffer: ReplayBuffer, ceiling: int = 0) -> int:
     tokens = sum(tag["response_len"] for session in pushes for tag in session.tags)
     assert stats.trajectories_generated == stats.trajectories_trained + sum(stats.trajectories_dropped.values()) + rows
     assert stats.tokens_generated == stats.tokens_trained + sum(stats.tokens_dropped.values()) + tokens
-    assert stats.outstanding == len(alive) + stats.trained_unpublished <= max(stats.capacity_groups, ceiling)
+    assert stats.outstanding == len(alive) + stats.trained_unpublished + stats.spent_unpublished <= max(stats.capacity_groups, ceiling)
+    if buffer.breaker.state in ("open", "trial", "tripped"):
+        assert buffer.leasable <= 1 and buffer.leasable + (buffer.breaker.state != "open") <= 1
     for g in alive:
         versions = [tag["min_global_steps"] for s in g.sessions.values() for tag in s.tags]
         assert g.oldest_version == min(versions, default=None)

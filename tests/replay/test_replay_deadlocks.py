@@ -149,3 +149,47 @@ def test_bound_zero_with_a_skipped_step_and_an_abandoned_batch_still_goes_on():
 
     assert Feed(buffer, clock).until(lambda: buffer.stats().trained == 8, turn) < 20
     assert buffer.stats().dropped == {"skipped_step": 4}
+
+
+def test_a_scorer_that_never_answers_ends_the_run_after_the_breakers_trials_and_not_after_every_admitted_group():
+    """Proportions of a real run: 128 groups of 8 admitted, 8 at a time generated, 1.5 scorings a second, each session tried twice."""
+    buffer, clock = make_buffer(per_step=64, n=8, breaker_window=8, breaker_cooldown_s=2, breaker_max_trials=3)
+    feed, running, calls = Feed(buffer, clock), [], []
+
+    def turn():
+        for lease in buffer.lease("w", 8 - len(running)).leases:
+            running.append(lease)
+            calls.extend([(lease, session_id, 1) for session_id in range(8)])
+        for lease, session_id, again in calls[: 1 + int(clock.now) % 2]:  # the oldest calls time out; a session comes again at the end of the queue
+            calls.remove((lease, session_id, again))
+            if again:
+                calls.append((lease, session_id, 0))
+            else:
+                buffer.push(bad(lease, session_id, "reward_error"))
+                running[:] = [held for held in running if held is not lease or session_id < 7]
+
+    begin = clock.now
+    with pytest.raises(BreakerOpen, match="'reward_error' and 3 failed trials after it"):
+        feed.until(lambda: False, turn)
+    assert clock.now - begin < 200
+    assert sum(buffer.stats().dropped.values()) <= 3 and buffer.stats().pending > 120  # the other prompts were not burnt
+
+
+def test_a_timeout_while_the_breaker_is_still_closed_names_what_the_sessions_failed_with():
+    buffer, _ = make_buffer(per_step=2, n=2)
+    one, two = start(buffer, 2)
+    buffer.push(bad(one, 0, "reward_error"))
+    buffer.push(bad(two, 0, "reward_error"))
+    buffer.push(bad(two, 1, "env_error"))
+    with pytest.raises(TakeTimeout, match=r"failed sessions and attempts: 1 env_error, 1 reward_error; oldest"):
+        raise buffer.take_timeout(2, 5)
+
+
+def test_a_breaker_that_waits_for_a_trial_while_training_holds_every_slot_goes_on_with_the_next_publication():
+    buffer, clock = make_buffer(per_step=2, n=1, max_staleness=0, breaker_window=2, breaker_cooldown_s=5)
+    for lease in start(buffer, 2):
+        buffer.push(bad(lease, 0, "env_error", retryable=False))
+    clock.pass_s(6)
+    (trial,) = start(buffer, 1, first=2)
+    finish(buffer, trial)
+    assert buffer.breaker.state == "closed" and buffer.admission(9).slots == 1

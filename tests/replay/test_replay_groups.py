@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import get_args
 
 import pytest
 
+from streamrl.config.data import DataConfig
+from streamrl.data import PromptStream
 from streamrl.errors import Closed, ConfigError, LeaseExpired, ProtocolError, StaleWrite
 from streamrl.protocol.groups import GroupState, SessionPush
+from streamrl.protocol.keys import TrajectoryKey
 from streamrl.replay.groups import LEGAL, Group, GroupTable
-from tests.replay.replay_world import bad, check_world, finish, good, make_buffer, prompts, start, train
+from tests.replay.replay_world import bad, check_world, finish, good, make_buffer, picture, prompts, start, train
 
 STATES = get_args(GroupState)
 PATHS = {"pending": [], "running": ["running"], "ready": ["running", "ready"], "leased": ["running", "ready", "leased"]}
@@ -51,6 +55,20 @@ def test_rows_are_ordered_by_session_and_index_as_numbers():
         buffer.push(SessionPush(push.uid, 1, session_id, push.keys[::-1], push.tags))
     keys = buffer.take(1).meta.keys
     assert keys == [f"g0_{s}_{i}" for s in range(12) for i in range(11)]
+
+
+def test_b072_the_samples_of_a_prompt_are_one_group_and_the_same_row_in_a_later_epoch_is_another(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"prompt": [{"role": "user", "content": "1 + 1"}], "data_source": "toy", "extra_info": {"index": 0}}\n')
+    source = PromptStream(DataConfig(train_files=str(path), train_batch_size=1), run_seed=7, total_epochs=2)
+    first, second = asyncio.run(source.next_prompts(2))
+    assert first.uid != second.uid
+    buffer, _ = make_buffer(per_step=2, n=4)
+    buffer.admit([first, second])
+    for lease in buffer.lease("w", 2).leases:
+        finish(buffer, lease)
+    uids = [TrajectoryKey.parse(key).uid for key in buffer.take(2).meta.keys]
+    assert uids == [first.uid] * 4 + [second.uid] * 4  # what the advantages are grouped by
 
 
 def test_a_partial_group_trains_with_its_good_sessions():
@@ -180,17 +198,32 @@ def test_a_repeated_push_changes_nothing_and_another_one_for_the_session_is_refu
         {"tags": [{"response_len": True, "min_global_steps": 0}]},
         {"reason": "bad_luck", "keys": [], "tags": []},
         {"reason": "overlong"},
+        {"tags": [{"response_len": 1, "min_global_steps": 2}]},
+        {"tags": [{"response_len": 1, "min_global_steps": 0, "max_global_steps": 2}]},
     ],
 )
 def test_malformed_pushes_change_nothing(change):
     buffer, _ = make_buffer(per_step=1)
     (lease,) = start(buffer, 1)
     push = {"uid": "g0", "attempt": 1, "session_id": 0, "keys": ["g0_0_0"], "tags": [{"response_len": 1, "min_global_steps": 0}]} | change
+    before = picture(buffer)
     with pytest.raises(ProtocolError):
         buffer.push(SessionPush(**push))
-    assert buffer.stats().trajectories_generated == 0 and not buffer.table.groups["g0"].sessions
+    assert picture(buffer) == before
     check_world(buffer)
     finish(buffer, lease)
+
+
+def test_tokens_of_a_version_that_was_never_handed_to_a_publication_are_refused_and_those_of_one_on_its_way_are_not():
+    buffer, _ = make_buffer(per_step=1)
+    one, two = start(buffer, 2)
+    with pytest.raises(ProtocolError, match=r"handed to a publication, got 2 at g0_0_0 where the newest is 1; engines change"):
+        buffer.push(good(one, 0, version=2))
+    finish(buffer, one, version=1)  # a replica took it up early
+    buffer.published(6)
+    with pytest.raises(ProtocolError, match="newest is 7"):
+        buffer.push(good(two, 0, version=8))
+    assert buffer.push(good(two, 0, version=7))
 
 
 def test_leases_expire_with_the_silence_of_their_worker_and_not_before():
@@ -271,6 +304,9 @@ def test_rejected_groups_end_as_too_small_and_strangers_cannot_be_rejected():
     buffer.commit(batch.lease_id, ["g1"])
     assert buffer.stats().dropped == {"group_too_small": 1} and buffer.stats().trained == 1
     check_world(buffer)
+    slots = buffer.admission(9).slots
+    buffer.published(1)
+    assert buffer.admission(9).slots == slots + 2 == 4
 
 
 def test_a_skipped_step_frees_its_slots_at_once():

@@ -79,7 +79,7 @@ def test_a_journal_cut_at_any_byte_gives_the_state_before_or_after_a_call(seed, 
     whole, states, ends = path.read_bytes(), *states_of(path)
     assert all(state in states for state in live)
     cut_file = tmp_path / "cut.journal"
-    for cut in {*rng.sample(range(ends[0], len(whole)), 60), *range(len(whole) - 200, len(whole) + 1), *ends}:
+    for cut in {*rng.sample(range(ends[0], len(whole)), min(60, len(whole) - ends[0])), *range(max(ends[0], len(whole) - 200), len(whole) + 1), *ends}:
         cut_file.write_bytes(whole[:cut])
         assert recovered_picture(cut_file) == states[bisect.bisect_right(ends, cut) - 1], cut
 

@@ -177,6 +177,55 @@ def test_a_rollback_while_a_learner_holds_a_lease_or_after_the_close_is_refused(
         buffer.rollback()
 
 
+@pytest.mark.parametrize("bound", [1, 2])
+def test_where_the_restored_weights_skip_a_number_what_would_be_too_old_is_generated_again_and_not_dropped(bound):
+    """The lost learner's version was on its way but not published: some engine may hold it, so the restored weights get the number after it."""
+    buffer, _ = make_buffer(per_step=2, max_staleness=bound, **KEEP)
+    buffer.published(1)
+    trained(buffer, 2, version=1)  # into version 2, which an engine has taken up
+    ready, running = start(buffer, 2, first=2)
+    finish(buffer, ready, version=1)
+    buffer.push(good(running, 0, version=2))
+    buffer.new_learner()
+    buffer.rollback(version=3)
+    seen: list[str] = []
+    for version in range(3, 6):
+        buffer.published(version)
+        buffer.garbage_cleared(buffer.collect_garbage())
+        for lease in buffer.lease("w", 99).leases:
+            finish(buffer, lease, version=version)
+        if buffer.stats().running:
+            buffer.push(good(running, 1, version=version))
+        seen += train(buffer, 2) if buffer.stats().ready >= 2 else []
+    assert seen == ["g0", "g1", "g2", "g3"] and buffer.stats().dropped == {}
+    assert buffer.stats().lag_max <= bound
+    check_world(buffer)
+
+
+def test_restored_weights_get_a_number_above_the_published_one_and_engines_may_hold_it_at_once():
+    buffer, _ = make_buffer(per_step=1)
+    buffer.published(4)
+    with pytest.raises(ProtocolError, match="above the published 4, got 4"):
+        buffer.rollback(version=4)
+    buffer.rollback(version=6)
+    (lease,) = start(buffer, 1)
+    with pytest.raises(ProtocolError, match="newest is 6"):
+        buffer.push(good(lease, 0, version=7))
+    finish(buffer, lease, version=6)
+
+
+def test_rows_that_cannot_be_kept_are_given_up_by_name():
+    buffer, _ = make_buffer(per_step=2, max_staleness=2, **KEEP)
+    trained(buffer, 2)
+    buffer.published(1)
+    assert buffer.give_up(["g0", "nobody"]) == 1 and buffer.give_up(["g0"]) == 0
+    assert set(buffer.collect_garbage()) == {"g0", "g0_0_0", "g0_1_0"}
+    buffer.rollback()
+    assert [group.uid for group in buffer.table.in_state("ready")] == ["g1"]
+    assert buffer.give_up(["g1"]) == 0  # alive again
+    check_world(buffer)
+
+
 def test_groups_whose_rows_the_store_lost_are_issued_again():
     buffer, _ = make_buffer(per_step=4)
     one, two, three, _ = start(buffer, 4)

@@ -176,7 +176,7 @@ def test_the_bound_is_checked_again_before_the_first_optimizer_step():
     buffer, _ = make_buffer(per_step=2, max_staleness=1)
     first, second = start(buffer, 2)
     finish(buffer, first, version=0)
-    finish(buffer, second, version=2)
+    finish(buffer, second, version=1)
     batch = buffer.take(2)
     assert batch.lags == [0, 0]
     buffer.published(2)
@@ -185,6 +185,50 @@ def test_the_bound_is_checked_again_before_the_first_optimizer_step():
     buffer.commit(batch.lease_id)
     assert buffer.stats().trained == 1 and buffer.stats().dropped == {"stale": 1}
     check_world(buffer)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+@pytest.mark.parametrize("leaves", ["stale", "group_too_small"])
+def test_a_group_that_leaves_its_batch_is_replaced_only_with_the_next_version_so_that_no_other_grows_stale(bound, leaves):
+    """Its place in the batch is gone: a group admitted for it at once would come one batch later than the bound allows, be dropped, and so for ever."""
+    buffer, _ = make_buffer(per_step=2, max_staleness=bound, max_off_policy_strategy="drop")
+    buffer.published(4)
+    admitted = 0
+
+    def fill() -> None:
+        nonlocal admitted
+        slots = buffer.admission(99).slots
+        for lease in start(buffer, slots, admitted):
+            finish(buffer, lease, version=4 - bound if (leaves, lease.seq_no) == ("stale", 2) else buffer.published_version)
+        admitted += slots
+
+    fill()
+    batch = buffer.take(2)
+    for step in range(12):
+        assert len(batch.uids) - len(buffer.check_bound(batch.lease_id)) == (1 if (leaves, step) == ("stale", 1) else 2)
+        fill()
+        buffer.commit(batch.lease_id, batch.uids[:1] if (leaves, step) == ("group_too_small", 1) else [])
+        fill()
+        batch = buffer.take(2)  # the trainer scores the next batch while the version is published
+        buffer.published(buffer.published_version + 1)
+        fill()
+        check_world(buffer)
+    assert buffer.stats().dropped == {leaves: 1} and buffer.stats().lag_max == bound
+    assert admitted == buffer.stats().admitted == 24 + 2 * (bound + 1)  # refilled one for one
+
+
+def test_slots_of_groups_that_left_a_batch_come_back_when_nothing_of_it_is_trained():
+    for end in ("skip", "abandon"):
+        buffer, _ = make_buffer(per_step=2, max_staleness=1)
+        first, second = start(buffer, 2)
+        finish(buffer, first, version=0)
+        finish(buffer, second, version=1)
+        batch = buffer.take(2)
+        buffer.published(2)
+        assert buffer.check_bound(batch.lease_id) == ["g0"] and buffer.admission(9).slots == 2
+        getattr(buffer, end)(batch.lease_id)
+        assert buffer.admission(9).slots == (4 if end == "skip" else 3)
+        check_world(buffer)
 
 
 def test_an_abandoned_group_that_grew_too_old_is_dropped():
@@ -296,6 +340,20 @@ def test_the_breaker_pauses_admission_and_one_good_trial_closes_it():
     assert buffer.admission(9).slots == 7
 
 
+def test_an_open_breaker_holds_back_what_was_admitted_before_it_opened_and_tries_the_oldest_of_it():
+    buffer, clock = make_buffer(per_step=8, n=1, breaker_window=4, breaker_cooldown_s=30)
+    buffer.admit(prompts(16))
+    for lease in buffer.lease("w0", 3).leases:
+        buffer.push(bad(lease, 0))
+    assert buffer.breaker.state == "open" and buffer.stats().pending == 16
+    assert buffer.lease("w0", 99).leases == [] and not buffer.lease("w0", 99).closed
+    clock.pass_s(31)
+    (trial,) = buffer.lease("w0", 99).leases
+    assert (trial.uid, trial.attempt) == ("g0", 2) and buffer.lease("w1", 99).leases == []
+    finish(buffer, trial)
+    assert buffer.breaker.state == "closed" and len(buffer.lease("w0", 99).leases) == 15
+
+
 def test_b054_the_run_ends_with_the_cause_after_the_last_failed_trial():
     buffer, clock = make_buffer(n=1, breaker_window=4, breaker_cooldown_s=30, breaker_max_trials=2)
     _break(buffer)
@@ -320,8 +378,8 @@ def test_a_success_keeps_the_breaker_closed_and_a_trial_that_says_nothing_is_rep
     clock.pass_s(31)
     start(buffer, 1, first=40)
     buffer.give_back("w0", [("g40", 1)])
-    assert buffer.breaker.state == "trial"
-    buffer.lease("w0", 1)
+    assert buffer.breaker.state == "open" and buffer.admission(9).slots == 0  # g40 waits to be tried
+    assert [lease.attempt for lease in buffer.lease("w0", 9).leases] == [2]
     buffer.published(1)
     buffer.published(9)
     assert buffer.breaker.state == "trial"  # no token, not too old

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import msgspec
 import pytest
 
@@ -9,8 +12,9 @@ from streamrl.config.filter_groups import FilterGroups
 from streamrl.config.load import load
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import ConfigError, RunFailed
-from streamrl.replay import BufferSpec, JournalledBuffer, ReplayBuffer
-from tests.replay.replay_world import HandClock, bad, check_world, good, picture, start
+from streamrl.replay import BufferSpec, JournalledBuffer, ReplayBuffer, ReplayService
+from streamrl.replay.zero_variance import MAX_ENVS
+from tests.replay.replay_world import HandClock, bad, check_world, good, picture, prompts, start
 
 
 def make_filter(per_step: int = 4, n: int = 3, metric: str = "score", **config) -> ReplayBuffer:
@@ -94,13 +98,67 @@ def test_a_storm_of_zero_signal_groups_is_refilled_one_for_one():
     assert buffer.stats().dropped == {"zero_variance": 60} and buffer.breaker.state == "closed"
 
 
+def judge(buffer, count: int, first: int, flat: int, source: str) -> None:
+    """``count`` groups of ``source``, the first ``flat`` of them without a signal; all of them leave the buffer."""
+    buffer.admit(prompts(count, first, {"data_source": source}))
+    for number, lease in enumerate(buffer.lease("w0", count).leases):
+        fill(buffer, lease, 1.0, 1.0 if number < flat else 0.0)
+    while (batch := buffer.take(1)) is not None:
+        buffer.skip(batch.lease_id)
+
+
+def test_the_filtered_share_is_known_by_environment_for_each_batch_of_judged_groups():
+    buffer = make_filter(per_step=4, n=2)
+    judge(buffer, 3, 0, 2, "a")
+    assert buffer.stats().zero_variance == {}  # not a batch yet
+    judge(buffer, 1, 3, 1, "b")
+    assert buffer.stats().zero_variance == {"a": 2 / 3, "b": 1.0}
+    judge(buffer, 4, 4, 0, "a")
+    assert buffer.stats().zero_variance == {"a": 0.0, "b": 1.0}
+    assert make_filter().stats().zero_variance == {}
+
+
+def test_data_with_endless_sources_is_counted_under_a_bounded_number_of_names():
+    buffer = make_filter(per_step=1, n=2)
+    for number in range(100):
+        judge(buffer, 1, number, 1, f"source {number}")
+    assert len(buffer.stats().zero_variance) == MAX_ENVS + 1 and buffer.stats().zero_variance["other"] == 1.0
+
+
+def test_ten_batches_in_a_row_with_next_to_no_signal_are_warned_of_once_by_environment(caplog):
+    async def main():
+        service = ReplayService(make_filter(per_step=4, n=2))
+        admitted = 0
+
+        async def batch(flat: int) -> None:
+            nonlocal admitted
+            await service.admit(prompts(4, admitted, {"data_source": "easy"}))
+            admitted += 4
+            for number, lease in enumerate((await service.lease("w", 4, 1)).leases):
+                for session in range(2):
+                    await service.push(scored(lease, session, score=float(session == 1 and number >= flat)))
+            while service.buffer.stats().ready:
+                await service.skip((await service.take(1, 1)).lease_id)
+
+        said = []
+        for flat in [4] * 9 + [3] + [4] * 14 + [0] + [4] * 10:
+            await batch(flat)
+            said.append(len(caplog.records))
+        return said
+
+    with caplog.at_level(logging.WARNING, "streamrl.replay.service"):
+        said = asyncio.run(main())
+    assert [said.count(times) for times in range(3)] == [9 + 1 + 9, 5 + 1 + 9, 1]
+    assert "at most 95 % of the groups of easy" in caplog.text and "in 10 batches in a row (100.0 % in the last one)" in caplog.text
+
+
 def test_the_filter_survives_a_recovery(tmp_path):
     spec = BufferSpec(ReplayConfig(), 4, 2, filter_groups=FilterGroups(enable=True, metric="acc"))
     buffer = JournalledBuffer.open(tmp_path, spec, HandClock())
     fill(buffer, start(buffer, 1)[0], 1.0, 1.0)
     buffer.checkpointed(0)
     again = JournalledBuffer.open(tmp_path, spec, HandClock())
-    assert picture(again.buffer)["lacking_metric"] == ["g0"]
+    assert picture(again.buffer)["signal"]["lacking"] == ["g0"]
     with pytest.raises(RunFailed):
         again.take(1)
     with pytest.raises(RunFailed):

@@ -54,6 +54,9 @@ class EqualScorer:
         self.error = error
         self.seen = []
 
+    def serves(self, source):
+        return True
+
     async def score(self, row, solution_str, extra_info):
         self.seen.append((solution_str, extra_info))
         if self.error:
@@ -81,7 +84,7 @@ def lease(the_row=None, attempt=1):
     return GroupLease("a1", attempt, 0, the_row or row(), 2, 1)
 
 
-def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, greedy_baseline=False, **rollout):
+def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, greedy_baseline=False, turn_level=False, **rollout):
     return GroupSessionRunner(
         rollout=RolloutConfig(**rollout),
         data=DataConfig(max_prompt_length=max_prompt_length, max_response_length=max_response_length),
@@ -90,5 +93,6 @@ def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length
         scorer=scorer or EqualScorer(),
         run_seed=7,
         greedy_baseline=greedy_baseline,
+        turn_level=turn_level,
         clock=clock,
     )

@@ -8,9 +8,10 @@ import pytest
 
 from streamrl.config.rollout import Timeouts, ValKwargs
 from streamrl.errors import ConfigError, DataError, SessionFailed
+from streamrl.protocol.fields import trajectory_columns
 from streamrl.protocol.keys import request_seed
 from streamrl.rollout import AgentLoopBase, AgentLoopOutput, check_agent_names, register_agent_loop
-from streamrl.rollout.base import agent_loop
+from streamrl.rollout.registry import agent_loop
 from streamrl.testing import JumpingClock
 from tests.rollout.fakes import EOS, EqualScorer, ScriptedGenerate, lease, part, row, runner_of
 
@@ -67,7 +68,8 @@ def test_a_session_gives_one_scored_row_with_the_engine_s_own_tokens():
     assert trajectory.rollout_versions == [4, 4] and trajectory.response_logprobs == [-0.5, -0.5]
     assert trajectory.num_turns == 2 and trajectory.stop_reason == "eos" and trajectory.extra == {"turn_scores": [], "tool_rewards": []}
     assert trajectory.row == row()
-    assert scorer.seen == [("5", {"index": 4, "num_turns": 2, "turn_scores": [], "tool_rewards": []})]
+    told = {"index": 4, "num_turns": 2, "final_answer": "5", "tool_outcomes": {}, "turn_scores": [], "tool_rewards": []}
+    assert scorer.seen == [("5", told)]
 
 
 def test_sampling_follows_the_configuration_and_the_session_s_own_seed():
@@ -201,7 +203,7 @@ def test_unknown_loops_are_refused_at_start_up_with_the_known_ones():
 def test_a_loop_name_stands_for_one_class():
     with pytest.raises(ValueError, match="single_turn_agent"):
         register_agent_loop("single_turn_agent")(RaisingLoop)
-    assert agent_loop("single_turn_agent") is not RaisingLoop
+    assert agent_loop("single_turn_agent")[0] is not RaisingLoop
 
 
 def test_validation_is_greedy_in_row_order_and_failures_are_nan():
@@ -270,3 +272,20 @@ def test_a_greedy_session_ends_with_the_last_session_of_its_group():
 def test_a_log_prob_that_is_not_finite_fails_its_session_alone():
     runner, the_lease = with_outputs(output(response_logprobs=[-0.1, float("nan")]))
     assert failure(runner, the_lease=the_lease).reason == "loop_error"
+
+
+def test_turn_scores_are_rewards_at_the_end_of_their_turns_only_when_asked():
+    turns = output(response_ids=[5, 6, 7, EOS], response_mask=[1, 0, 1, 1], response_logprobs=[-0.1, 0.0, -0.1, -0.2], rollout_versions=[0, -1, 0, 0])
+    turns.turn_ends, turns.extra_fields = [0, 3], {"turn_scores": [0.25, 0.5], "tool_rewards": []}
+    turns.reward_score = 1.0
+    for turn_level, expected in ((False, [0.0, 0.0, 0.0, 1.0]), (True, [0.25, 0.0, 0.0, 1.5])):
+        runner, the_lease = with_outputs(turns, turn_level=turn_level)
+        rows = run(runner, the_lease=the_lease)
+        assert trajectory_columns(rows)["rm_scores"][0].tolist() == expected
+
+
+def test_a_row_may_ask_for_greedy_answers_in_training():
+    generate = ScriptedGenerate(part("5"), part("5"))
+    run(runner_of(generate, temperature=0.7), the_lease=lease(row(__do_sample__=False)))
+    run(runner_of(generate, temperature=0.7), the_lease=lease(row(__do_sample__=True)))
+    assert [request.sampling.temperature for request in generate.requests] == [0.0, 0.7]

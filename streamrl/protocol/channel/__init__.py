@@ -15,9 +15,11 @@ Not covered: other nodes (their calls go through Ray), and who may serve under a
     sessions.py   what a server remembers of one client
     server.py     ChannelServer
     client.py     ChannelClient
+    blocking.py   BlockingChannel, for threads
 """
 
+from streamrl.protocol.channel.blocking import BlockingChannel
 from streamrl.protocol.channel.client import ChannelClient
 from streamrl.protocol.channel.server import ChannelServer
 
-__all__ = ["ChannelClient", "ChannelServer"]
+__all__ = ["BlockingChannel", "ChannelClient", "ChannelServer"]

@@ -1,0 +1,120 @@
+"""One session from row to scored outputs: the agent loop under its deadline, then the reward.
+
+Owns the translation of everything that can go wrong into one drop reason. Which group a session belongs to, retries and rows are its caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+
+from streamrl.config.data import DataConfig
+from streamrl.config.rollout import RolloutConfig
+from streamrl.errors import ConfigError, DataError, RewardError, SessionFailed, WaitTimeout
+from streamrl.protocol.chat import ChatTokenizer
+from streamrl.protocol.deadline import within
+from streamrl.protocol.generate import SamplingParams
+from streamrl.protocol.interfaces import Clock
+from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput, check_outputs
+from streamrl.rollout.loops import AgentLoops
+from streamrl.rollout.rewarding import RowScorer
+from streamrl.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A session's outputs; ``reward`` and ``extra`` (all that the scorer returned) belong to all of them."""
+
+    outputs: list[AgentLoopOutput]
+    reward: float
+    extra: dict[str, Any]
+
+
+class Sessions:
+    """Any number run side by side. What each cost goes to ``metrics``, also when it fails."""
+
+    def __init__(
+        self, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, loops: AgentLoops, scorer: RowScorer, clock: Clock, metrics: Metrics | None
+    ) -> None:
+        self._rollout = rollout
+        self._data = data
+        self._tokenizer = tokenizer
+        self._loops = loops
+        self._scorer = scorer
+        self._clock = clock
+        self._metrics = metrics
+        self._logged_kinds: set[str] = set()
+
+    async def run(self, row: dict[str, Any], sampling: SamplingParams, request_id: str) -> Scored:
+        """Everything that goes wrong leaves here as SessionFailed, but for DataError."""
+        try:
+            loop = self._loops.build(row, request_id)
+            try:
+                outputs = await self._outputs(loop, sampling, row)
+                return await self._score(loop, row, outputs)
+            finally:
+                if self._metrics is not None:
+                    loop.metrics.report(self._metrics)
+        except (SessionFailed, DataError):
+            raise
+        except RewardError as error:
+            self._log_once("reward_error", error)
+            raise SessionFailed(str(error), reason="reward_error") from error
+        except ConfigError as error:  # an agent_name that nobody registered: another try would not find it either
+            raise SessionFailed(str(error), reason="loop_error", retryable=False) from error
+        except Exception as error:  # the edge of one session: user code raises anything
+            self._log_once("loop_error", error)
+            raise SessionFailed(f"the agent loop raised {type(error).__name__}: {error}", reason="loop_error") from error
+
+    async def _outputs(self, loop: AgentLoopBase, sampling: SamplingParams, row: dict[str, Any]) -> list[AgentLoopOutput]:
+        try:
+            result = await within(loop.run(sampling, **row), self._rollout.timeouts.session_s, f"session {loop.request_id}", self._clock)
+        except WaitTimeout as error:
+            result = loop.partial() if self._rollout.keep_truncated else None
+            if result is None:
+                raise SessionFailed(str(error), reason="session_timeout") from error
+        outputs = result if isinstance(result, list) else [result]
+        if not outputs or not all(output.response_ids for output in outputs):
+            raise SessionFailed(f"a session ends with a response token in each row, got none in {loop.request_id}", reason="empty_output")
+        check_outputs(outputs, self._data.max_response_length)
+        return outputs
+
+    async def _score(self, loop: AgentLoopBase, row: dict[str, Any], outputs: list[AgentLoopOutput]) -> Scored:
+        began = self._clock.now()
+        try:
+            return Scored(outputs, *await self._reward(loop, row, outputs[-1]))
+        finally:
+            loop.metrics.reward_s += self._clock.now() - began
+
+    async def _reward(self, loop: AgentLoopBase, row: dict[str, Any], last: AgentLoopOutput) -> tuple[float, dict[str, Any]]:
+        """Of the session's last output. A loop that knows its reward is not scored again; the environment's counts where no scorer serves the row."""
+        known = last.reward_score
+        if known is None and not self._scorer.serves(str(row.get(self._data.reward_fn_key, ""))):
+            known = last.environment_score
+        if known is not None:
+            if not math.isfinite(known):
+                raise RewardError(f"a reward is finite, got {known} from the agent loop; correct it")
+            return known, {"score": known, "acc": known}
+        text = self._tokenizer.decode(last.response_ids, skip_special_tokens=True)  # for reading only
+        return await self._scorer.score(row, text, self._extra_info(loop, row, last))
+
+    def _extra_info(self, loop: AgentLoopBase, row: dict[str, Any], last: AgentLoopOutput) -> dict[str, Any]:
+        """What a score function learns beside the text: the row's own, how the session went, and what the model wrote after the last observation."""
+        written = list(takewhile(lambda token: token[1], reversed(list(zip(last.response_ids, last.response_mask, strict=True)))))
+        answer = self._tokenizer.decode([token for token, _ in reversed(written)], skip_special_tokens=True)
+        outcomes = {"tool_outcomes": loop.metrics.tool_outcomes(), "final_answer": answer, "num_turns": last.num_turns}
+        return {**(row.get("extra_info") or {}), **outcomes, **last.extra_fields}
+
+    def _log_once(self, reason: str, error: Exception) -> None:
+        """A traceback for the first error of a kind (reason, type, place); the loops log one line for each."""
+        frames = traceback.extract_tb(error.__traceback__)
+        kind = f"{reason}:{type(error).__name__}:{frames[-1].filename}:{frames[-1].lineno}" if frames else f"{reason}:{type(error).__name__}"
+        if kind not in self._logged_kinds:
+            self._logged_kinds.add(kind)
+            log.error("first %s of this kind; further ones are counted without a traceback", reason, exc_info=error)
