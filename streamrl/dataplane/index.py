@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,18 @@ class StoreIndex:
         self._disk = SpillFolder(config.spill_dir, path)
         self._partitions: dict[str, Partition] = {}
         self._done: dict[str, dict[int, None]] = {}  # writer -> its latest puts that were carried out
+        self._deaths: Counter[str] = Counter()  # by actor: how often it was declared dead
         self._rejected = 0
 
     async def folder(self) -> str:
         return str(self.path)
 
     async def lend(self, writer: str, num_bytes: int, request_id: int) -> SegmentRef:
+        deaths = self._deaths[_actor(writer)]
         ref = self._pool.lent(writer, request_id) or await self._pool.find(num_bytes, self._put_timeout_s, self._make_room)
+        if self._deaths[_actor(writer)] != deaths:  # a call outlives its caller: what a dead writer waited for would never be sealed
+            self._pool.give_back(ref)
+            raise StaleWrite(f"a segment is lent to a writer that lives, got {writer!r}, which died while it waited; its successor asks for itself")
         earlier = self._pool.lent(writer, request_id)
         if earlier is not None:
             if earlier != ref:
@@ -194,10 +200,11 @@ class StoreIndex:
 
     async def writer_gone(self, writer: str) -> int:
         self._record(WriterGone(writer))
+        self._deaths[_actor(writer)] += 1
         return self._forget(writer)
 
     def _forget(self, writer: str) -> int:
-        for name in [name for name in self._done if writer in (name, name.split("#")[0])]:
+        for name in [name for name in self._done if writer in (name, _actor(name))]:
             del self._done[name]
         return self._pool.orphan(writer)
 
@@ -290,3 +297,8 @@ def _check_room(folder_root: Path, capacity_bytes: int) -> None:
     if free < capacity_bytes:
         todo = f"lower it, free space in {folder_root} ({free} bytes free), name another dataplane.shm_dir, or give the container more (--shm-size)"
         raise refuse("dataplane.capacity_bytes", "the store fits into the shared memory that is free", capacity_bytes, todo)
+
+
+def _actor(writer: str) -> str:
+    """The actor behind a writer's name ``<actor>#<random>``."""
+    return writer.split("#")[0]

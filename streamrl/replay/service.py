@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from streamrl.errors import Closed
+from streamrl.errors import Closed, LeaseExpired
 from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
 from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Prompt
@@ -50,6 +50,7 @@ class ReplayService:
         self._barren: set[str] = set()  # environments that were warned of
         self._admission, self._lease, self._take, self._timer = Topic(), Topic(), Topic(), Topic()
         self._releases: Counter[str] = Counter()  # by worker: how often it was declared dead
+        self._learners = 0  # how often another one took over
         self._seen_changes = self.buffer.table.changes
         self._timer_due = 0.0  # clock time at which the timer loop will look by itself
         self._to_clear: list[list[str]] = []
@@ -116,8 +117,8 @@ class ReplayService:
     # ---- the trainer
 
     async def take(self, num_groups: int, wait_s: float) -> TakenBatch:
-        deadline = _loop_time() + wait_s
-        while True:
+        deadline, learner = _loop_time() + wait_s, self._learners
+        while self._learners == learner:  # a call outlives its caller: a batch that a dead trainer waited for would stay leased for ever
             self._expire()
             try:
                 batch = self._calls.take(num_groups)
@@ -129,6 +130,7 @@ class ReplayService:
                 return batch
             if not await self._take.wait_until(deadline):
                 raise self.buffer.take_timeout(num_groups, wait_s)
+        raise LeaseExpired("batches go to the newest trainer, got a take that waited since before it; the caller was replaced and must end")
 
     async def check_bound(self, lease_id: int) -> list[str]:
         result = self._calls.check_bound(lease_id)
@@ -158,6 +160,8 @@ class ReplayService:
         return self._calls.snapshot()
 
     async def new_learner(self) -> int:
+        self._learners += 1
+        self._take.wake()
         result = self._calls.new_learner()
         self._after()
         return result

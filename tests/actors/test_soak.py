@@ -19,6 +19,7 @@ def series(value, *, is_bytes=True, judged=True, minutes=30) -> Series:
     [
         (lambda minute: 100 * MIB, False),
         (lambda minute: 100 * MIB + MIB * minute, True),
+        (lambda minute: 500 * MIB if minute > 20 or int(minute * 12) % 3 == 0 else 460 * MIB, False),  # an allocator that stops giving back
         (lambda minute: 900 * MIB + MIB * minute, False),  # fifteen MiB in fifteen minutes are below three percent of it
         (lambda minute: 900 * MIB + 4 * MIB * minute, True),
     ],

@@ -375,3 +375,21 @@ def test_a_cancelled_put_leaves_no_segment_behind(tmp_path):
             assert (await index.use()).bytes_allocated == 0
 
     asyncio.run(main())
+
+
+def test_a_lend_that_a_dead_writer_left_waiting_gets_nothing(tmp_path):
+    async def main():
+        index = StoreIndex(tmp_path, "x", config(capacity_bytes=1 << 20, segment_bytes=1 << 16, put_timeout_s=5), os.getpid())
+        held = [await index.lend("b#1", 1000, number) for number in range(1, 17)]
+        waiting = asyncio.create_task(index.lend("a#1", 1000, 1))
+        await asyncio.sleep(0.02)
+        await index.writer_gone("a")
+        successor = asyncio.create_task(index.lend("a#2", 1000, 1))
+        await asyncio.sleep(0.02)
+        await index.seal("b#1", [ref.segment_id for ref in held[:2]])
+        with pytest.raises(StaleWrite, match="died while it waited"):
+            await asyncio.wait_for(waiting, 1)
+        assert (await asyncio.wait_for(successor, 1)).segment_id
+        index.close()
+
+    asyncio.run(main())

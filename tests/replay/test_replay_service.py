@@ -11,7 +11,7 @@ import time
 import pytest
 
 from streamrl.config.rollout import ReplayConfig
-from streamrl.errors import BreakerOpen, Closed, StaleWrite, TakeTimeout
+from streamrl.errors import BreakerOpen, Closed, LeaseExpired, StaleWrite, TakeTimeout
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.interfaces import Replay
 from streamrl.protocol.rpc import Service, connect
@@ -286,3 +286,21 @@ def test_a_finished_group_needs_no_service_to_be_taken():
     buffer.admit(prompts(1))
     finish(buffer, buffer.lease("w", 1).leases[0])
     assert buffer.take(1).uids == ["g0"]
+
+
+def test_a_take_that_a_dead_trainer_left_waiting_gets_nothing():
+    async def main():
+        service = make_service()
+        await service.admit(prompts(2))
+        leases = (await service.lease("w", 2, 1)).leases
+        left = asyncio.create_task(service.take(2, 5))
+        await asyncio.sleep(0.01)
+        await service.new_learner()
+        taking = asyncio.create_task(service.take(2, 5))
+        await push_all(service, leases)
+        with pytest.raises(LeaseExpired, match="newest trainer"):
+            await asyncio.wait_for(left, 0.2)
+        batch = await asyncio.wait_for(taking, 0.2)
+        assert batch.uids == ["g0", "g1"] and (await service.stats()).leased == 2
+
+    asyncio.run(main())

@@ -114,9 +114,9 @@ class BlockingChannel:
         self._life = life
 
     def _write(self, data: bytearray, deadline: float) -> None:
-        assert self._socket is not None
-        self._socket.settimeout(_left_s(deadline))
-        self._socket.sendall(data)
+        connection = self._connected()
+        connection.settimeout(_left_s(deadline))
+        connection.sendall(data)
 
     def _read_answer(self, number: int, deadline: float) -> bytes:
         while True:
@@ -130,11 +130,11 @@ class BlockingChannel:
 
     def _read(self, deadline: float) -> bytes:
         """The next frame."""
-        assert self._socket is not None
+        connection = self._connected()
         got, missing = self._got, _LENGTH.size - len(self._got)
         while missing > 0:
-            self._socket.settimeout(_left_s(deadline))
-            data = self._socket.recv(max(missing, _READ_BYTES))
+            connection.settimeout(_left_s(deadline))
+            data = connection.recv(max(missing, _READ_BYTES))
             if not data:
                 raise ConnectionResetError(104, "the connection was closed")
             got += data
@@ -145,6 +145,11 @@ class BlockingChannel:
         whole = bytes(memoryview(got)[_LENGTH.size : end])
         del got[:end]
         return whole
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise ProtocolError(f"a message goes over an open connection, got none to {self._name}; dial first")
+        return self._socket
 
     def _hang_up(self) -> None:
         self._got = bytearray()
