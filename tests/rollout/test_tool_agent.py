@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from streamrl.config.rollout import Timeouts
-from streamrl.errors import SessionFailed
-from streamrl.protocol.generate import SamplingParams
+from streamrl.errors import EngineError, SessionFailed
+from streamrl.protocol.generate import GenerateResult, SamplingParams
+from streamrl.rollout.generation import ResumingGenerate
 from streamrl.rollout.interactions import BaseInteraction
 from streamrl.testing import JumpingClock
 from tests.rollout.tool_world import Writes, call, ids_of, loop_of, observed, row, run, tokenizer
@@ -207,3 +208,32 @@ def test_versions_follow_the_engine_over_turns():
     generate.texts[1] = bump
     output = run(loop_of(generate))
     assert [version for version, mask in zip(output.rollout_versions, output.response_mask, strict=True) if mask] == [0] * len(ids_of(turn(call()))) + [5] * 2
+
+
+def test_an_abort_in_the_middle_of_turn_two_changes_versions_and_nothing_else():
+    class Interrupted(Writes):
+        async def __call__(self, request):
+            result = await super().__call__(request)
+            if len(self.requests) != 2:
+                return result
+            self.version = 1  # a weight push after the first token of turn two
+            self.texts.insert(0, tokenizer().decode(result.token_ids[1:]))
+            return GenerateResult(result.token_ids[:1], result.log_probs[:1], result.versions[:1], "abort")
+
+    whole = run(loop_of(Writes(turn(call()), turn("345"))))
+    engine = Interrupted(turn(call()), turn("345"))
+    output = run(loop_of(ResumingGenerate(engine, timeout_s=5.0)))
+    assert (output.response_ids, output.response_mask, output.stop_reason) == (whole.response_ids, whole.response_mask, "eos")
+    written = [version for version, mask in zip(output.rollout_versions, output.response_mask, strict=True) if mask]
+    assert written == [0] * (len(ids_of(turn(call()))) + 1) + [1] * 3 and len(engine.requests) == 3
+    assert engine.requests[2].prompt_ids == engine.requests[1].prompt_ids + ids_of("3")
+
+
+def test_a_broken_engine_in_turn_two_fails_the_session_and_a_second_try_starts_over():
+    async def fails(request):
+        raise EngineError("the engine fell over")
+
+    with pytest.raises(SessionFailed) as failure:
+        run(loop_of(ResumingGenerate(Writes(turn(call()), fails), timeout_s=5.0)))
+    assert failure.value.reason == "engine_error" and failure.value.retryable
+    assert run(loop_of(ResumingGenerate(Writes(turn(call()), turn("3")), timeout_s=5.0))).stop_reason == "eos"
