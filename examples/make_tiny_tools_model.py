@@ -59,6 +59,7 @@ TOOLS = """tools:
           type: object
           properties: {expression: {type: string, description: for example 12*34}}
           required: [expression]
+          additionalProperties: false
 """
 
 

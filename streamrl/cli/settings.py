@@ -58,7 +58,7 @@ def check_surroundings(config: Config) -> int | None:
     from streamrl.data.files import check_files
     from streamrl.engines import require
     from streamrl.rollout import check_agent_names, parsers
-    from streamrl.rollout.interactions import check_interaction_file
+    from streamrl.rollout.interactions import check_interactions
 
     rule_rewards = config.reward.custom_reward_function is None and not loops_may_score(config.rollout)
     summary = check_files(config.data, rule_rewards=rule_rewards)
@@ -80,8 +80,7 @@ def check_surroundings(config: Config) -> int | None:
     agent = config.rollout.agent
     check_agent_names([default_agent_loop(config.rollout), *summary.agent_names], agent.agent_loop_config_path if agent else None)
     parsers.check_format(config.rollout.multi_turn.format)
-    if config.rollout.multi_turn.interaction_config_path is not None:
-        check_interaction_file(config.rollout.multi_turn.interaction_config_path)
+    check_interactions(config.rollout.multi_turn.interaction_config_path, summary.interaction_names)
     require(config.rollout.engine)
     return summary.num_train_rows
 

@@ -35,6 +35,7 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_val_rows: int | None  # after data.val_max_samples
     sources: dict[str, int]  # data_source -> rows of train and val
     agent_names: list[str]  # agent loops that rows ask for
+    interaction_names: list[str] = []  # interactions that rows ask for
 
 
 def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
@@ -54,7 +55,12 @@ def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
         num_val_rows=limited(len(val), data.val_max_samples),
         sources=dict(sources),
         agent_names=sorted({row["agent_name"] for row in (*train, *val) if row.get("agent_name")}),
+        interaction_names=sorted({str(name) for row in (*train, *val) if (name := _interaction_name(row)) is not None}),
     )
+
+
+def _interaction_name(row: Row) -> object:
+    return ((row.get("extra_info") or {}).get("interaction_kwargs") or {}).get("name")
 
 
 def _text_only(files: Files, data: DataConfig, rule_rewards: bool) -> list[list[Row]]:

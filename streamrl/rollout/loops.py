@@ -11,7 +11,7 @@ from streamrl.protocol.interfaces import Clock, Generate
 from streamrl.rollout import endpoint, single_turn, tool_agent  # noqa: F401  (registers the loops that ship)
 from streamrl.rollout.base import AgentLoopBase
 from streamrl.rollout.interactions import load_interactions
-from streamrl.rollout.registry import agent_loop, check_agent_names, read_loops
+from streamrl.rollout.registry import agent_loop, check_agent_names, known_loops, read_loops
 from streamrl.rollout.tools import load_toolbox
 
 
@@ -39,6 +39,9 @@ class AgentLoops:
         """A fresh loop for ``row``. ConfigError for a name that nobody registered."""
         cls, kwargs = self._class(row.get("agent_name") or self._default)
         return cls(**self._shared, request_id=request_id, **kwargs)
+
+    def knows(self, row: dict[str, Any]) -> bool:
+        return (row.get("agent_name") or self._default) in known_loops(self._file)
 
     async def close(self) -> None:
         """End what the classes share, such as the endpoint of black-box agents."""

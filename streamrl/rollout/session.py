@@ -52,25 +52,32 @@ class Sessions:
         self._logged_kinds: set[str] = set()
 
     async def run(self, row: dict[str, Any], sampling: SamplingParams, request_id: str) -> Scored:
-        """Everything that goes wrong leaves here as SessionFailed, but for DataError."""
+        """Everything that goes wrong leaves here as SessionFailed, but for ConfigError and DataError, which end the run."""
         try:
-            loop = self._loops.build(row, request_id)
+            loop = self._loop(row, request_id)
             try:
                 outputs = await self._outputs(loop, sampling, row)
                 return await self._score(loop, row, outputs)
             finally:
                 if self._metrics is not None:
                     loop.metrics.report(self._metrics)
-        except (SessionFailed, DataError):
+        except (SessionFailed, ConfigError, DataError):
             raise
         except RewardError as error:
             self._log_once("reward_error", error)
             raise SessionFailed(str(error), reason="reward_error") from error
-        except ConfigError as error:  # an agent_name that nobody registered: another try would not find it either
-            raise SessionFailed(str(error), reason="loop_error", retryable=False) from error
         except Exception as error:  # the edge of one session: user code raises anything
             self._log_once("loop_error", error)
             raise SessionFailed(f"the agent loop raised {type(error).__name__}: {error}", reason="loop_error") from error
+
+    def _loop(self, row: dict[str, Any], request_id: str) -> AgentLoopBase:
+        """ConfigError, which ends the run, for a loop that no session could have; a name that nobody registered fails those that ask for it."""
+        try:
+            return self._loops.build(row, request_id)
+        except ConfigError as error:
+            if self._loops.knows(row):
+                raise
+            raise SessionFailed(str(error), reason="loop_error", retryable=False) from error
 
     async def _outputs(self, loop: AgentLoopBase, sampling: SamplingParams, row: dict[str, Any]) -> list[AgentLoopOutput]:
         try:

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from streamrl.config.rollout import Timeouts, ValKwargs
+from streamrl.config.rollout import AgentConfig, Timeouts, ValKwargs
 from streamrl.errors import ConfigError, DataError, SessionFailed
 from streamrl.protocol.fields import trajectory_columns
 from streamrl.protocol.keys import request_seed
 from streamrl.rollout import AgentLoopBase, AgentLoopOutput, check_agent_names, register_agent_loop
-from streamrl.rollout.registry import agent_loop
+from streamrl.rollout.registry import LoopEntry, agent_loop, read_loops
 from streamrl.testing import JumpingClock
 from tests.rollout.fakes import EOS, EqualScorer, ScriptedGenerate, lease, part, row, runner_of
 
@@ -289,3 +289,14 @@ def test_a_row_may_ask_for_greedy_answers_in_training():
     run(runner_of(generate, temperature=0.7), the_lease=lease(row(__do_sample__=False)))
     run(runner_of(generate, temperature=0.7), the_lease=lease(row(__do_sample__=True)))
     assert [request.sampling.temperature for request in generate.requests] == [0.0, 0.7]
+
+
+def test_a_loop_that_is_declared_but_broken_ends_the_run_and_not_one_session_after_another(tmp_path):
+    broken = tmp_path / "loops.yaml"
+    broken.write_text("- {name: ours, class_path: tests.rollout.test_runner.OutputsLoop}\n")
+    runner = runner_of(ScriptedGenerate(), agent=AgentConfig(agent_loop_config_path=str(broken)))
+    read_loops(str(broken))["ours"] = LoopEntry("ours", "no.such.module.Loop")
+    with pytest.raises(ConfigError, match=r"no\.such\.module"):
+        run(runner, the_lease=lease(row(agent_name="ours")))
+    with pytest.raises(ConfigError, match=r"no\.such\.module"):
+        runner_of(ScriptedGenerate(), agent=AgentConfig(agent_loop_config_path=str(broken)))

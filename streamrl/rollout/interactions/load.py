@@ -11,7 +11,7 @@ Every mistake in the file is a ConfigError at start-up: all objects are built at
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Interactions:
 
     def pick(self, name: str | None) -> BaseInteraction | None:
         """The interaction a row asks for, None when none is configured. SessionFailed, not to be tried again, for a name that nobody declared."""
-        problem = self._problem(name)
+        problem = _problem(name, self._by_name)
         if problem:
             raise SessionFailed(problem, retryable=False)
         return self._by_name[name] if name is not None else next(iter(self._by_name.values()), None)
@@ -63,20 +63,7 @@ class Interactions:
 
     def check_names(self, names: Iterable[str | None]) -> None:
         """ConfigError for the first name (None: a row without one) that no session could pick; for rows that can be scanned at start-up."""
-        for name in names:
-            problem = self._problem(name)
-            if problem:
-                raise ConfigError(f"{KEY}: {problem}")
-
-    def _problem(self, name: Any) -> str | None:
-        known = ", ".join(self.names) or "none"
-        if name is None:
-            if len(self._by_name) <= 1:
-                return None
-            return f"extra_info.interaction_kwargs.name picks one of several interactions ({known}), got none; name one in the row"
-        if not isinstance(name, str) or name not in self._by_name:
-            return f"extra_info.interaction_kwargs.name is a declared interaction ({known}), got {name!r}; correct the row or declare it"
-        return None
+        _check_names(names, self._by_name)
 
 
 @functools.cache
@@ -93,10 +80,31 @@ def load_interactions(path: str | None) -> Interactions:
     return Interactions(by_name)
 
 
-def check_interaction_file(path: str) -> None:
-    """ConfigError for a file that is missing or not of the form above, or a bare class_name that stands for nothing. Imports nobody's code."""
-    for place, entry in enumerate(_entries(path)):
+def check_interactions(path: str | None, names: Iterable[str]) -> None:
+    """ConfigError for a file that is missing or not of the form above, a bare class_name that stands for nothing, or one of ``names`` (of the rows) that
+    it does not declare. Imports nobody's code."""
+    entries = _entries(path) if path is not None else []
+    for place, entry in enumerate(entries):
         check_class_name(entry.class_name, f"{KEY}: {path}, interaction[{place}]")
+    _check_names(names, [entry.name or entry.class_name for entry in entries])
+
+
+def _check_names(names: Iterable[str | None], known: Collection[str]) -> None:
+    for name in names:
+        problem = _problem(name, known)
+        if problem:
+            raise ConfigError(f"{KEY}: {problem}")
+
+
+def _problem(name: Any, known: Collection[str]) -> str | None:
+    listed = ", ".join(sorted(known)) or "none"
+    if name is None:
+        if len(known) <= 1:
+            return None
+        return f"extra_info.interaction_kwargs.name picks one of several interactions ({listed}), got none; name one in the row"
+    if not isinstance(name, str) or name not in known:
+        return f"extra_info.interaction_kwargs.name is a declared interaction ({listed}), got {name!r}; correct the row or declare it"
+    return None
 
 
 def _entries(path: str) -> list[Entry]:

@@ -4,7 +4,7 @@ import pytest
 
 from streamrl.errors import ConfigError, SessionFailed
 from streamrl.protocol.clock import SystemClock
-from streamrl.rollout.interactions import BaseInteraction, load_interactions, register_interaction
+from streamrl.rollout.interactions import BaseInteraction, check_interactions, load_interactions, register_interaction
 from streamrl.rollout.interactions.tutor import TutorInteraction
 
 KEY = "$.rollout.multi_turn.interaction_config_path"
@@ -110,3 +110,13 @@ def test_a_name_stands_for_one_class():
     register_interaction("test_echo")(Echo)
     with pytest.raises(ValueError, match="second one"):
         register_interaction("test_echo")(TutorInteraction)
+
+
+def test_a_launch_refuses_a_row_that_asks_for_an_interaction_nobody_declares(tmp_path):
+    path = tmp_path / "i.yaml"
+    path.write_text("interaction:\n  - {class_name: tutor}\n")
+    check_interactions(str(path), ["tutor"])
+    check_interactions(None, [])
+    for file, names in ((str(path), ["tutr"]), (None, ["tutor"])):
+        with pytest.raises(ConfigError, match="is a declared interaction"):
+            check_interactions(file, names)
