@@ -14,12 +14,16 @@ from streamrl.pipeline.replica import EngineReplica, Nearby
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
 
+SESSIONS_END_S = 5.0
+
 
 class RolloutActor(Host):
     """Runs ``generate_groups`` and ``keep_leases``; serves ``Replica``."""
 
     async def open(self, peers: dict[str, Any]) -> None:
         self.runner: SessionRunner | None = None
+        self._groups: asyncio.Task[None] | None = None
+        self._closing = False
         self.engine = build.build_engine(self.config, self.name)
         self.runner = build.build_runner(self.config, self.engine, self.metrics)  # before the engine starts: it finds what is wrong with tools and loops
         limit_s = self.config.rollout.timeouts.start_s
@@ -56,15 +60,21 @@ class RolloutActor(Host):
     async def work(self) -> None:
         self.record_children(self.engine.child_pids())
         beats = asyncio.create_task(keep_leases(self.worker, self.config.replay, SystemClock()))
-        groups = asyncio.create_task(generate_groups(self.worker, n=self.config.rollout.n))
+        groups = self._groups = asyncio.create_task(generate_groups(self.worker, n=self.config.rollout.n))
         try:
             await asyncio.wait({beats, groups}, return_when=asyncio.FIRST_COMPLETED)
-            await (groups if groups.done() else beats)
+            if not self._closing:
+                await (groups if groups.done() else beats)
         finally:
             beats.cancel()
             groups.cancel()
 
     async def close(self) -> None:
+        """Sessions end before the engine they use, so that its end is no failure of theirs."""
+        self._closing = True
+        if self._groups is not None:
+            self._groups.cancel()
+            await asyncio.wait({self._groups}, timeout=SESSIONS_END_S)
         if self.runner is not None:
             await self.runner.close()
         await self.engine.stop()

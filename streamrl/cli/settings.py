@@ -80,7 +80,8 @@ def check_surroundings(config: Config) -> int | None:
     agent = config.rollout.agent
     check_agent_names([default_agent_loop(config.rollout), *summary.agent_names], agent.agent_loop_config_path if agent else None)
     parsers.check_format(config.rollout.multi_turn.format)
-    check_interactions(config.rollout.multi_turn.interaction_config_path, summary.interaction_names)
+    unnamed = default_agent_loop(config.rollout) == "tool_agent" or "tool_agent" in summary.agent_names
+    check_interactions(config.rollout.multi_turn.interaction_config_path, [name for name in summary.interaction_names if unnamed or name is not None])
     require(config.rollout.engine)
     return summary.num_train_rows
 

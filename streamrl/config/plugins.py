@@ -40,7 +40,9 @@ def load(group: str, name: str) -> Any:
     entry = _entry(group, name)
     try:
         return entry.load()
-    except Exception as error:  # a package's import runs any code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a package's import runs any code
         raise ConfigError(f"the entry point {name!r} of {group} must be importable, got {type(error).__name__}: {error}; mend {entry.value}") from error
 
 

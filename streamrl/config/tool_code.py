@@ -88,8 +88,13 @@ def _functions(path: str) -> list[LoadedTool]:
     marked = {id(value): value for value in vars(module).values() if inspect.isfunction(value) and hasattr(value, "__tool_schema__")}
     if not marked:
         raise ConfigError(f"{FUNCTION_KEY}: {path} has at least one function decorated by @tool, got none; decorate one")
-    schemas = [(function, function.__tool_schema__) for function in marked.values()]
-    return [LoadedTool(schema["function"]["name"], schema, function, f"{FUNCTION_KEY}: {path}, {function.__name__}") for function, schema in schemas]
+    return [_function(function, path) for function in marked.values()]
+
+
+def _function(function: Any, path: str) -> LoadedTool:
+    schema = function.__tool_schema__
+    check_schema(schema, FUNCTION_KEY, f"{path}, the schema of {function.__name__}")
+    return LoadedTool(schema["function"]["name"], schema, function, f"{FUNCTION_KEY}: {path}, {function.__name__}")
 
 
 @cache
@@ -105,7 +110,7 @@ def _load_file(path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look there
     try:
         _run(lambda: loader.exec_module(module), f"{FUNCTION_KEY}: {path} must be loadable")
-    except ConfigError:
+    except BaseException:
         del sys.modules[name]
         raise
     return module
@@ -114,5 +119,7 @@ def _load_file(path: str) -> ModuleType:
 def _run(call: Callable[[], Any], rule: str) -> Any:
     try:
         return call()
-    except Exception as error:  # user code raises anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code raises anything; SystemExit would end the process without a word
         raise ConfigError(f"{rule}, got {type(error).__name__}: {error}; correct it") from error

@@ -11,6 +11,7 @@ file, no code of a tool is imported; else ``tool_code.py`` imports it, which the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,8 @@ from streamrl.errors import ConfigError, DataError
 
 KEY = "$.data.tool_config_path"
 FUNCTION_KEY = "$.rollout.multi_turn.function_tool_path"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a function, in the OpenAI interface
 
 
 class Tool(Section, frozen=True):
@@ -68,11 +71,26 @@ def _tool(entry: Any, where: str) -> Tool:
 
 
 def check_schema(schema: Any, key: str, where: str) -> None:
-    """ConfigError for what is not an OpenAI function schema with a name. Whether ``parameters`` is sound, the toolbox checks."""
+    """ConfigError for what is not an OpenAI function schema with a name, or requires what it doesn't have. Whether ``parameters`` is sound, the toolbox
+    checks."""
     function = schema.get("function") if isinstance(schema, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(schema, dict) or schema.get("type") != "function" or not isinstance(name, str) or not name:
         raise ConfigError(f"{key}: {where} reads {{type: function, function: {{name: ...}}}}, got {schema!r:.120}; correct it")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{key}: {where} has a name of 1 to 64 letters, digits, _ and -, got {name!r:.80}; rename the tool")
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    if isinstance(parameters, dict):
+        _check_required(parameters, key, where)
+
+
+def _check_required(parameters: dict[str, Any], key: str, where: str) -> None:
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return  # no sound schema
+    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    if missing:
+        raise ConfigError(f"{key}: {where} requires what is among its properties, got {', '.join(missing)}, which is not; add it there or correct `required`")
 
 
 def check_names_differ(names: list[str], key: str, where: str) -> None:

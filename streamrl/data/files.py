@@ -35,7 +35,7 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_val_rows: int | None  # after data.val_max_samples
     sources: dict[str, int]  # data_source -> rows of train and val
     agent_names: list[str]  # agent loops that rows ask for
-    interaction_names: list[str] = []  # interactions that rows ask for
+    interaction_names: list[str | None] = []  # interactions that rows ask for; None: rows of no agent loop of their own that name none
 
 
 def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
@@ -55,12 +55,18 @@ def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
         num_val_rows=limited(len(val), data.val_max_samples),
         sources=dict(sources),
         agent_names=sorted({row["agent_name"] for row in (*train, *val) if row.get("agent_name")}),
-        interaction_names=sorted({str(name) for row in (*train, *val) if (name := _interaction_name(row)) is not None}),
+        interaction_names=sorted({_interaction_name(row) for row in (*train, *val) if _meets_interactions(row)}, key=str),
     )
 
 
-def _interaction_name(row: Row) -> object:
-    return ((row.get("extra_info") or {}).get("interaction_kwargs") or {}).get("name")
+def _interaction_name(row: Row) -> str | None:
+    name = ((row.get("extra_info") or {}).get("interaction_kwargs") or {}).get("name")
+    return None if name is None else str(name)
+
+
+def _meets_interactions(row: Row) -> bool:
+    """Whether its agent loop asks for one, as far as can be seen: ``tool_agent`` does, and so may the loop of rows that name none."""
+    return _interaction_name(row) is not None or row.get("agent_name") in (None, "", "tool_agent")
 
 
 def _text_only(files: Files, data: DataConfig, rule_rewards: bool) -> list[list[Row]]:

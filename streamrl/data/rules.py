@@ -68,6 +68,11 @@ def _check_extra_info(extra: Any) -> None:
     for name, (types, meaning) in _EXTRA_TYPES.items():
         if extra.get(name) is not None and not isinstance(extra[name], types):
             raise DataError(f"field 'extra_info.{name}' is {meaning}, got {_short(extra[name])}; correct it or leave it out")
+    for tool, given in (extra.get("tools_kwargs") or {}).items():
+        if given is not None and (not isinstance(given, dict) or not isinstance(given.get("create_kwargs") or {}, dict)):
+            raise DataError(
+                f"field 'extra_info.tools_kwargs.{tool}' is an object like {{create_kwargs: {{...}}}}, got {_short(given)}; correct it or leave it out"
+            )
 
 
 def _check_source(row: Row, source_key: str) -> None:

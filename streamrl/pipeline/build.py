@@ -92,6 +92,7 @@ def build_engine(config: Config, name: str) -> Engine:
 def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None) -> SessionRunner:
     from streamrl import rewards
     from streamrl.rollout import GroupSessionRunner, load_tokenizer
+    from streamrl.rollout.chat import vocab_size
 
     return GroupSessionRunner(
         rollout=config.rollout,
@@ -102,6 +103,7 @@ def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None)
         run_seed=run_seed(config),
         greedy_baseline="reward_baselines" in needed_columns(config.algorithm.adv_estimator),
         turn_level=config.reward.turn_level,
+        vocab_size=vocab_size(config.model),
         metrics=metrics,
     )
 

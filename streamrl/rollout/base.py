@@ -6,14 +6,12 @@ A loop sees an engine through ``Generate`` alone. It gets a fresh instance per s
 from __future__ import annotations
 
 import abc
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig
-from streamrl.errors import ProtocolError
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.generate import SamplingParams
 from streamrl.protocol.interfaces import Clock, Generate
@@ -22,8 +20,6 @@ from streamrl.rollout.session_metrics import SessionMetrics
 if TYPE_CHECKING:
     from streamrl.rollout.interactions import Interactions
     from streamrl.rollout.tools import ToolBox
-
-LOOP_KEYS = frozenset({"turn_scores", "tool_rewards"})  # in extra_fields of every output, so that all rows of a run have the same columns
 
 
 class AgentLoopOutput(msgspec.Struct, kw_only=True):
@@ -90,33 +86,3 @@ class AgentLoopBase(abc.ABC):
     @abc.abstractmethod
     async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """The session's rows; an empty list means that it produced none. ``sampling.max_tokens`` is the response budget of the session."""
-
-
-def check_outputs(outputs: list[AgentLoopOutput], response_length: int) -> None:
-    """ProtocolError when a row is not aligned or over the budget, or the rows of a session differ in what they carry."""
-    keys = {frozenset(output.extra_fields) for output in outputs}
-    if len(keys) > 1 or any(not LOOP_KEYS <= key for key in keys):
-        raise ProtocolError(f"outputs of a session have the same extra_fields, {', '.join(sorted(LOOP_KEYS))} included, got {sorted(map(sorted, keys))}")
-    if len({output.response_logprobs is None for output in outputs}) > 1:
-        raise ProtocolError("log-probs are recorded in all outputs of a session or in none, got both; correct the agent loop")
-    for output in outputs:
-        _check_tokens(output, response_length)
-
-
-def _check_tokens(output: AgentLoopOutput, response_length: int) -> None:
-    size = len(output.response_ids)
-    per_token = {"response_mask": output.response_mask, "rollout_versions": output.rollout_versions, "response_logprobs": output.response_logprobs}
-    wrong = {name: len(values) for name, values in per_token.items() if values is not None and len(values) != size}
-    if wrong:
-        raise ProtocolError(f"per-token lists have the length of response_ids ({size}), got {wrong}; the agent loop must keep them aligned")
-    if output.response_logprobs is not None and not all(map(math.isfinite, output.response_logprobs)):
-        raise ProtocolError("log-probs of a row are finite, got NaN or Inf; the agent loop passes on what the engine gave, and 0.0 on observations")
-    if not output.prompt_ids or size > response_length:
-        raise ProtocolError(
-            f"a row has a prompt and at most {response_length} response tokens, got {len(output.prompt_ids)} and {size}; correct the agent loop"
-        )
-    ends, scores = output.turn_ends, output.extra_fields["turn_scores"]
-    if ends and (len(ends) != len(scores) or not all(0 <= end < size for end in ends)):
-        raise ProtocolError(f"turn_ends has a place of the response ({size} tokens) for each of {len(scores)} turn scores, got {ends}; correct the agent loop")
-    if not output.response_mask[-1]:
-        raise ProtocolError("the last response token is the model's, got an observation; the agent loop must not append what cannot be answered")

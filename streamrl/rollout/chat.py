@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from streamrl.config.paths import resolve_model
@@ -29,6 +31,15 @@ def _load(path: str, trust_remote_code: bool) -> Any:
     if tokenizer.chat_template is None:
         raise ConfigError(f"$.model.path: a tokenizer with a chat template, got none in {path}; add a chat_template.jinja to that folder")
     return tokenizer
+
+
+def vocab_size(model: ModelConfig) -> int | None:
+    """Rows of the model's embedding, as its folder says; None for a model that is not on this machine yet."""
+    config = Path(resolve_model(model.path)) / "config.json"
+    if not config.is_file():
+        return None
+    values = json.loads(config.read_text(encoding="utf-8"))
+    return values.get("vocab_size") or (values.get("text_config") or {}).get("vocab_size")
 
 
 def fit_prompt(ids: list[int], limit: int, policy: str) -> list[int]:

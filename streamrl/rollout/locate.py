@@ -24,7 +24,9 @@ def locate(path: str, key: str) -> Any:
         found: Any = _file(resolve(module)) if colon and module.endswith(".py") else importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs any code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing runs any code
         raise ConfigError(
             f"{key}: a path names an object that can be imported, got {path!r} ({type(error).__name__}: {error}); correct it or put its folder on PYTHONPATH"
         ) from error

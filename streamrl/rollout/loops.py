@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig, default_agent_loop
+from streamrl.errors import ConfigError
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.interfaces import Clock, Generate
 from streamrl.rollout import endpoint, single_turn, tool_agent  # noqa: F401  (registers the loops that ship)
 from streamrl.rollout.base import AgentLoopBase
 from streamrl.rollout.interactions import load_interactions
-from streamrl.rollout.registry import agent_loop, check_agent_names, known_loops, read_loops
+from streamrl.rollout.registry import KEY, agent_loop, check_agent_names, known_loops, read_loops
 from streamrl.rollout.tools import load_toolbox
 
 
@@ -51,6 +53,19 @@ class AgentLoops:
     def _class(self, name: str) -> tuple[type[AgentLoopBase], dict[str, Any]]:
         cls, kwargs = agent_loop(name, self._file)
         if name not in self._ready:
+            _check_arguments(name, cls, {**self._shared, "request_id": "", **kwargs})
             cls.init_class(**{key: self._shared[key] for key in ("rollout", "data", "tokenizer", "tools")}, **kwargs)
             self._ready[name] = cls
         return cls, kwargs
+
+
+def _check_arguments(name: str, cls: type[AgentLoopBase], arguments: dict[str, Any]) -> None:
+    try:
+        calls = [inspect.signature(ancestor.__init__) for ancestor in cls.__mro__ if "__init__" in vars(ancestor) and ancestor is not object]
+        takes = {parameter.name for call in calls for parameter in call.parameters.values()}
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{KEY}: kwargs of {name} are arguments of {cls.__qualname__}.__init__, got {error}; correct the entry") from error
+    unknown = sorted(arguments.keys() - takes)
+    if unknown:
+        raise ConfigError(f"{KEY}: kwargs of {name} are arguments of {cls.__qualname__}.__init__, got {', '.join(unknown)}; correct the entry")

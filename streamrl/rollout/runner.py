@@ -46,6 +46,7 @@ class GroupSessionRunner:
         run_seed: int,
         greedy_baseline: bool = False,  # rows carry the score of a greedy answer to their prompt
         turn_level: bool = False,  # reward.turn_level
+        vocab_size: int | None = None,  # of the model: what a token id stays below
         clock: Clock | None = None,
         metrics: Metrics | None = None,
     ) -> None:
@@ -56,8 +57,9 @@ class GroupSessionRunner:
         self._turn_level = turn_level
         clock = clock or SystemClock()
         resuming = ResumingGenerate(generate, timeout_s=rollout.timeouts.generate_s, needs_log_probs=rollout.calculate_log_probs, clock=clock)
-        self._loops = AgentLoops(rollout=rollout, data=data, tokenizer=tokenizer, generate=resuming, clock=clock)
-        self._sessions = Sessions(rollout=rollout, data=data, tokenizer=tokenizer, loops=self._loops, scorer=scorer, clock=clock, metrics=metrics)
+        shared: dict[str, Any] = {"rollout": rollout, "data": data, "tokenizer": tokenizer, "clock": clock}
+        self._loops = AgentLoops(generate=resuming, **shared)
+        self._sessions = Sessions(loops=self._loops, scorer=scorer, metrics=metrics, vocab_size=vocab_size, **shared)
         self._numbers = itertools.count()  # in the names of requests outside of a group
         self._greedy = GreedyScores(self._greedy_score) if greedy_baseline else None
 

@@ -20,8 +20,10 @@ from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import SamplingParams
 from streamrl.protocol.interfaces import Clock
-from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput, check_outputs
+from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput
+from streamrl.rollout.contain import contained, words
 from streamrl.rollout.loops import AgentLoops
+from streamrl.rollout.output_checks import OutputRules, check_outputs
 from streamrl.rollout.rewarding import RowScorer
 from streamrl.telemetry.metrics import Metrics
 
@@ -40,9 +42,24 @@ class Sessions:
     """Any number run side by side. What each cost goes to ``metrics``, also when it fails."""
 
     def __init__(
-        self, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, loops: AgentLoops, scorer: RowScorer, clock: Clock, metrics: Metrics | None
+        self,
+        *,
+        rollout: RolloutConfig,
+        data: DataConfig,
+        tokenizer: ChatTokenizer,
+        loops: AgentLoops,
+        scorer: RowScorer,
+        clock: Clock,
+        metrics: Metrics | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self._rollout = rollout
+        self._rules = OutputRules(
+            prompt_length=data.max_prompt_length,
+            response_length=data.max_response_length,
+            with_log_probs=rollout.calculate_log_probs,
+            vocab_size=vocab_size,
+        )
         self._data = data
         self._tokenizer = tokenizer
         self._loops = loops
@@ -68,7 +85,7 @@ class Sessions:
             raise SessionFailed(str(error), reason="reward_error") from error
         except Exception as error:  # the edge of one session: user code raises anything
             self._log_once("loop_error", error)
-            raise SessionFailed(f"the agent loop raised {type(error).__name__}: {error}", reason="loop_error") from error
+            raise SessionFailed(f"the agent loop raised {type(error).__name__}: {words(error)}", reason="loop_error") from error
 
     def _loop(self, row: dict[str, Any], request_id: str) -> AgentLoopBase:
         """ConfigError, which ends the run, for a loop that no session could have; a name that nobody registered fails those that ask for it."""
@@ -81,15 +98,15 @@ class Sessions:
 
     async def _outputs(self, loop: AgentLoopBase, sampling: SamplingParams, row: dict[str, Any]) -> list[AgentLoopOutput]:
         try:
-            result = await within(loop.run(sampling, **row), self._rollout.timeouts.session_s, f"session {loop.request_id}", self._clock)
+            result = await within(contained(loop.run(sampling, **row)), self._rollout.timeouts.session_s, f"session {loop.request_id}", self._clock)
         except WaitTimeout as error:
             result = loop.partial() if self._rollout.keep_truncated else None
             if result is None:
                 raise SessionFailed(str(error), reason="session_timeout") from error
         outputs = result if isinstance(result, list) else [result]
-        if not outputs or not all(output.response_ids for output in outputs):
+        if not outputs or not all(getattr(output, "response_ids", True) for output in outputs):
             raise SessionFailed(f"a session ends with a response token in each row, got none in {loop.request_id}", reason="empty_output")
-        check_outputs(outputs, self._data.max_response_length)
+        check_outputs(outputs, self._rules)
         return outputs
 
     async def _score(self, loop: AgentLoopBase, row: dict[str, Any], outputs: list[AgentLoopOutput]) -> Scored:

@@ -61,6 +61,10 @@ class ChatTemplate:
         longest_first = sorted(self.special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
+    def without_special(self, text: str) -> str:
+        """A space behind the first character of every special token."""
+        return self._special.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}", text)
+
     def render(self, messages: list[Message], *, generation_prompt: bool, with_schemas: bool = True) -> str:
         """Text of a conversation; Unfit when the template refuses it."""
         try:

@@ -11,7 +11,7 @@ every interaction finalized, whatever ends the session. Without tools and intera
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -29,10 +29,14 @@ from streamrl.rollout.tools import AgentData, ToolBox, ToolResult, ToolSession, 
 from streamrl.rollout.transcript import Transcript
 from streamrl.rollout.turns import TurnEncoder
 
+END_S = 5.0
+
 
 @register_agent_loop("tool_agent")
 class ToolAgentLoop(AgentLoopBase):
     """One session. ``messages`` are for reading (tools, interactions, templates of observations); the transcript is what is trained."""
+
+    _endings: ClassVar[set[asyncio.Future[None]]] = set()
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -54,6 +58,13 @@ class ToolAgentLoop(AgentLoopBase):
         parsers.get(rollout.multi_turn.format)(tokenizer)
         TurnEncoder(tokenizer, data.apply_chat_template_kwargs, tools.schemas(None)).check()
 
+    @classmethod
+    async def close_class(cls) -> None:
+        """Sessions that were cancelled a moment ago still release their tools and finalize their interactions."""
+        await asyncio.sleep(0)
+        if cls._endings:
+            await asyncio.wait(cls._endings, timeout=END_S)
+
     async def run(self, sampling: SamplingParams, **row: Any) -> AgentLoopOutput:
         self._open(row)
         try:
@@ -63,7 +74,10 @@ class ToolAgentLoop(AgentLoopBase):
             if self.interaction is not None:
                 self.environment_score = await self.interaction.score()
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._close()))  # a task of its own, so that a second cancellation can't cut it short
+            closing = asyncio.ensure_future(self._close())  # a task of its own, so that a second cancellation can't cut it short
+            self._endings.add(closing)
+            closing.add_done_callback(self._endings.discard)
+            await asyncio.shield(closing)
         return self._output(stop_reason)
 
     def partial(self) -> AgentLoopOutput | None:
@@ -143,7 +157,7 @@ class ToolAgentLoop(AgentLoopBase):
             self.turn_ends.append(self.transcript.used - 1)
             if turn.should_terminate:
                 return "interaction_end"
-            answers = [{"role": "user", "content": turn.content}]
+            answers = [{"role": "user", "content": self.turns.plain(turn.content)}]
         else:
             return "answered"
         return None if self._append(said, answers) else "tool_budget"
@@ -167,7 +181,7 @@ class ToolAgentLoop(AgentLoopBase):
         said = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
         limit, side = self.limits.max_tool_response_tokens, self.limits.tool_response_truncate_side
         return said, [
-            {"role": "tool", "tool_call_id": id, "name": call.name, "content": truncated(result.text, limit, side, self.tokenizer)}
+            {"role": "tool", "tool_call_id": id, "name": call.name, "content": truncated(self.turns.plain(result.text), limit, side, self.tokenizer)}
             for id, call, result in zip(ids, parsed.calls, results, strict=True)
         ]
 

@@ -53,6 +53,10 @@ class TurnEncoder:
         """Ids of text that the model did not write."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def plain(self, text: str) -> str:
+        """``text`` in which no special token can be read: a space behind the first character of each. What a tool says must not end a turn or begin one."""
+        return self.template.without_special(text)
+
     def check(self) -> None:
         """ConfigError naming what the template cannot do: prompt, user turn or, with tool schemas, tool turn. Called once at start-up."""
         from streamrl.rollout.template_check import check_template

@@ -74,6 +74,9 @@ def test_a_selection_of_something_else_names_the_known_tools(path, selection):
         ("tools: [{class_name: x, tool_schema: {type: function, function: {name: a}}, oops: 1}]", r"tools\[0\] .*oops"),
         ("tools: [{class_name: x, tool_schema: {type: function}}]", r"tools\[0\]\.tool_schema reads"),
         ("tools: [{class_name: x, tool_schema: {function: {name: a}}}]", r"tools\[0\]\.tool_schema reads"),
+        ("tools: [{class_name: x, tool_schema: {type: function, function: {name: 'a b'}}}]", r"tools\[0\]\.tool_schema has a name of 1 to 64 .*'a b'"),
+        (f"tools: [{{class_name: x, tool_schema: {{type: function, function: {{name: {'a' * 65}}}}}}}]", "has a name of 1 to 64"),
+        (TOOLS.replace("required: [city]", "required: [city, day]"), r"tools\[0\]\.tool_schema requires what is among its properties, got day,"),
         (TOOLS + TOOLS.replace("\ntools:\n", ""), "different names, got clock, weather more than once"),
     ],
 )

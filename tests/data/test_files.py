@@ -185,6 +185,8 @@ def test_a_null_a_source_that_is_no_text_and_an_agent_that_is_no_name_are_shown(
     assert "row 0 (counting from 0), line 1: field 'prompt'" in (message := refusal(tmp_path, [row(0, prompt=None)])) and "got null" in message
     assert "names the scorer in text, got 3" in refusal(tmp_path, [row(0, data_source=3)])
     assert "'agent_name' is the name of an agent loop, got ['a']" in refusal(tmp_path, [row(0, agent_name=["a"])])
+    for given in ("x", {"create_kwargs": [1]}):
+        assert "'extra_info.tools_kwargs.add' is an object" in refusal(tmp_path, [row(0, extra_info={"tools_kwargs": {"add": given}})])
     assert "'__do_sample__' is true or false, got 'no'" in refusal(tmp_path, [row(0, __do_sample__="no")])
     assert "'__rollout_n__' is not taken" in refusal(tmp_path, [row(0, __rollout_n__=2)])
 

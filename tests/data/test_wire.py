@@ -20,7 +20,7 @@ from streamrl.data.wire import DATASET_COLUMNS, MAX_DEPTH, TRAJECTORY_COLUMNS, c
 from streamrl.errors import DataError
 from streamrl.protocol.dispatch import PADDING_COLUMN
 from streamrl.protocol.fields import TRAJECTORY_FIELDS, trajectory_columns
-from streamrl.rollout.base import LOOP_KEYS
+from streamrl.rollout.output_checks import LOOP_KEYS
 from streamrl.testing.rows import make_trajectory
 from tests.data.worlds import row, write_jsonl
 

@@ -84,7 +84,9 @@ def lease(the_row=None, attempt=1):
     return GroupLease("a1", attempt, 0, the_row or row(), 2, 1)
 
 
-def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, greedy_baseline=False, turn_level=False, **rollout):
+def runner_of(
+    generate, *, scorer=None, max_prompt_length=8, max_response_length=6, clock=None, greedy_baseline=False, turn_level=False, vocab_size=None, **rollout
+):
     return GroupSessionRunner(
         rollout=RolloutConfig(**rollout),
         data=DataConfig(max_prompt_length=max_prompt_length, max_response_length=max_response_length),
@@ -94,5 +96,6 @@ def runner_of(generate, *, scorer=None, max_prompt_length=8, max_response_length
         run_seed=7,
         greedy_baseline=greedy_baseline,
         turn_level=turn_level,
+        vocab_size=vocab_size,
         clock=clock,
     )

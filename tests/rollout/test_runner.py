@@ -165,6 +165,21 @@ def test_several_outputs_share_the_reward_of_the_last_one():
         [output(extra_fields={"turn_scores": []})],
         [output(), output(extra_fields={"turn_scores": [], "tool_rewards": [], "more": 1})],
         [output(), output(response_logprobs=None)],
+        [output(response_logprobs=None)],
+        [output(response_ids=[5, -1])],
+        [output(response_ids=[5, 1 << 40])],
+        [output(response_ids=[5, 0.5])],
+        [output(prompt_ids=[-1])],
+        [output(prompt_ids=[1] * 9)],
+        [output(response_mask=[1, 7])],
+        [output(response_logprobs=[-0.1, 5.0])],
+        [output(response_logprobs=[-0.1, None])],
+        [output(rollout_versions=[0, -1])],
+        [output(rollout_versions=[0, None])],
+        [output(response_mask=[0, 1])],
+        [output(stop_reason=None)],
+        [output(extra_fields={"turn_scores": [], "tool_rewards": [], "x": object()})],
+        ["no output"],
         [output(response_ids=[5] * 7, response_mask=[1] * 7, response_logprobs=[-0.1] * 7, rollout_versions=[0] * 7)],
     ],
 )
@@ -300,3 +315,52 @@ def test_a_loop_that_is_declared_but_broken_ends_the_run_and_not_one_session_aft
         run(runner, the_lease=lease(row(agent_name="ours")))
     with pytest.raises(ConfigError, match=r"no\.such\.module"):
         runner_of(ScriptedGenerate(), agent=AgentConfig(agent_loop_config_path=str(broken)))
+
+
+@register_agent_loop("test_escapes")
+class EscapingLoop(AgentLoopBase):
+    """Raises what would end an event loop, or look like a cancellation from outside."""
+
+    async def run(self, sampling, **row):
+        await asyncio.sleep(0)
+        raise {"exit": SystemExit(1), "interrupt": KeyboardInterrupt(), "cancelled": asyncio.CancelledError(), "base": GoneError()}[row["escape"]]
+
+
+class GoneError(BaseException):
+    pass
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@register_agent_loop("test_mute")
+class MuteLoop(AgentLoopBase):
+    async def run(self, sampling, **row):
+        raise MuteError
+
+
+@pytest.mark.parametrize("escape", ["exit", "interrupt", "cancelled", "base"])
+def test_what_would_end_the_event_loop_fails_its_session_only(escape):
+    assert failure(runner_of(ScriptedGenerate()), the_lease=lease(row(agent_name="test_escapes", escape=escape))).reason == "loop_error"
+    scores = asyncio.run(runner_of(ScriptedGenerate(part("5"))).evaluate([row(agent_name="test_escapes", escape=escape), row()]))
+    assert math.isnan(scores[0]) and scores[1] == 1.0
+
+
+def test_an_error_that_cannot_say_what_it_is_is_a_loop_error():
+    assert failure(runner_of(ScriptedGenerate()), the_lease=lease(row(agent_name="test_mute"))).reason == "loop_error"
+
+
+def test_a_token_id_is_below_the_vocabulary_of_the_model():
+    runner, the_lease = with_outputs(output(response_ids=[200, EOS]), vocab_size=200)
+    assert failure(runner, the_lease=the_lease).reason == "loop_error"
+    runner, the_lease = with_outputs(output(response_ids=[199, EOS]), vocab_size=200)
+    assert run(runner, the_lease=the_lease)
+
+
+def test_a_launch_refuses_arguments_that_an_agent_loop_does_not_take(tmp_path):
+    loops = tmp_path / "loops.yaml"
+    loops.write_text("- {name: ours, class_path: tests.rollout.test_runner.OutputsLoop, kwargs: {rounds: 3}}\n")
+    with pytest.raises(ConfigError, match="rounds"):
+        runner_of(ScriptedGenerate(), agent=AgentConfig(agent_loop_config_path=str(loops)))

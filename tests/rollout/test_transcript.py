@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import ProtocolError, SessionFailed
 from streamrl.protocol.generate import GenerateResult
-from streamrl.rollout.base import check_outputs
+from streamrl.rollout.output_checks import OutputRules, check_outputs
 from streamrl.rollout.transcript import Transcript
 
 
@@ -155,5 +155,5 @@ def test_a_row_is_aligned_within_its_budget_and_keeps_the_model_s_tokens_in_orde
     if not written:
         return
     output = t.output("eos", 2)
-    check_outputs([output], response_length)
+    check_outputs([output], OutputRules(prompt_length=1 << 20, response_length=response_length, with_log_probs=output.response_logprobs is not None))
     assert [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask] == written

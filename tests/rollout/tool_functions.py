@@ -41,3 +41,13 @@ def long(size: int) -> str:
         size: Characters.
     """
     return "0123456789" * (size // 10)
+
+
+@tool
+def say(text: str) -> str:
+    """Says it.
+
+    Args:
+        text: What.
+    """
+    return text

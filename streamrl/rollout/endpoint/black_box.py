@@ -11,6 +11,7 @@ up has ended like any other session; one that raises for another reason has fail
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.generate import SamplingParams
 from streamrl.rollout import parsers
 from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput
+from streamrl.rollout.contain import contained, words
 from streamrl.rollout.endpoint.agents import AgentResult, run_command, run_function
 from streamrl.rollout.endpoint.conversation import Parts
 from streamrl.rollout.endpoint.session import EndpointSession
@@ -45,6 +47,7 @@ class BlackBoxAgentLoop(AgentLoopBase):
     def init_class(cls, *, rollout: RolloutConfig, data: DataConfig, tokenizer: ChatTokenizer, tools: ToolBox, **kwargs: Any) -> None:
         """The agent must be there, and the template able to render what agents append."""
         _function(kwargs.get("agent"), kwargs.get("command"))
+        _check_command(kwargs.get("command"))
         parsers.get(rollout.multi_turn.format)(tokenizer)
         TurnEncoder(tokenizer, data.apply_chat_template_kwargs, None).check()
 
@@ -53,7 +56,7 @@ class BlackBoxAgentLoop(AgentLoopBase):
 
         self._session = EndpointSession(self._parts(sampling), self._training(sampling))
         async with endpoint().open(self._session) as access:
-            result = await self._result(asyncio.ensure_future(self._agent(access.base_url, access.api_key, row)), self._session)
+            result = await self._result(asyncio.ensure_future(contained(self._agent(access.base_url, access.api_key, row))), self._session)
         outputs = self._session.outputs()
         if not outputs and self._session.refused == "overlong":
             raise SessionFailed("an agent's first messages fit data.max_prompt_length, got more tokens; shorten them", reason="overlong", retryable=False)
@@ -89,7 +92,7 @@ class BlackBoxAgentLoop(AgentLoopBase):
                 raise
             if session.refused is not None:
                 return AgentResult()
-            raise SessionFailed(f"the agent raised {type(error).__name__}: {error}", reason="loop_error") from error
+            raise SessionFailed(f"the agent raised {type(error).__name__}: {words(error)}", reason="loop_error") from error
         finally:
             if not agent.done():
                 agent.add_done_callback(_look_at)
@@ -118,6 +121,16 @@ def _function(agent: str | None, command: list[str] | None) -> Any:
     if (agent is None) == (command is None):
         raise ConfigError(f"{KEY}: a black box is an agent (module:function) or a command, got {agent!r} and {command!r}; declare a loop with one of them")
     return locate(agent, f"{KEY}: agent") if agent is not None else None
+
+
+def _check_command(command: Any) -> None:
+    """ConfigError for what can't be started."""
+    if command is None:
+        return
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        raise ConfigError(f"{KEY}: the command of a black box is a list of words, each a text, got {command!r:.80}; write [program, argument, ...]")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{KEY}: the command of a black box begins with a program that exists, got {command[0]!r:.80}; correct it or set PATH")
 
 
 def _look_at(task: asyncio.Task[AgentResult]) -> None:

@@ -80,7 +80,7 @@ def load_interactions(path: str | None) -> Interactions:
     return Interactions(by_name)
 
 
-def check_interactions(path: str | None, names: Iterable[str]) -> None:
+def check_interactions(path: str | None, names: Iterable[str | None]) -> None:
     """ConfigError for a file that is missing or not of the form above, a bare class_name that stands for nothing, or one of ``names`` (of the rows) that
     it does not declare. Imports nobody's code."""
     entries = _entries(path) if path is not None else []

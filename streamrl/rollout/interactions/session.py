@@ -19,6 +19,7 @@ import numpy as np
 from streamrl.errors import SessionFailed
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.rollout.contain import contained, words
 from streamrl.rollout.interactions.base import BaseInteraction, Turn
 from streamrl.rollout.threads import call
 
@@ -74,17 +75,17 @@ class InteractionSession:
     async def _finalize(self) -> None:
         what = f"finalize_interaction of {self._name}"
         try:
-            await within(call(self._interaction.finalize_interaction, self._instance_id), CLOSE_S, what, self._clock)
+            await within(contained(call(self._interaction.finalize_interaction, self._instance_id)), CLOSE_S, what, self._clock)
         except Exception:  # the session has its outcome already; a failure here must not change it
             log.exception("%s failed in session %s", what, self._instance_id)
 
     async def _ask(self, method: str, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         try:
-            return await within(call(function, *args, **kwargs), self._timeout_s, f"{method} of {self._name}", self._clock)
+            return await within(contained(call(function, *args, **kwargs)), self._timeout_s, f"{method} of {self._name}", self._clock)
         except SessionFailed:
             raise
         except Exception as error:
-            raise SessionFailed(f"{method} of {self._name} raised {type(error).__name__}: {error}", reason="env_error") from error
+            raise SessionFailed(f"{method} of {self._name} raised {type(error).__name__}: {words(error)}", reason="env_error") from error
 
     def _turn(self, answer: Any) -> Turn:
         method = "generate_response"

@@ -40,8 +40,9 @@ def by_schema(schema: dict[str, Any], where: str) -> Check:
     except jsonschema.SchemaError as error:
         place = "parameters" + error.json_path.removeprefix("$")
         raise ConfigError(f"{where}: the parameters of a tool's schema are JSON Schema, got {place} where {error.message:.120}; correct it") from None
-    if parameters.get("type", "object") != "object":
-        raise ConfigError(f"{where}: the parameters of a tool's schema have type object, got {parameters['type']!r:.80}; correct it")
+    kind = parameters.get("type", "object") if isinstance(parameters, dict) else parameters
+    if kind != "object":
+        raise ConfigError(f"{where}: the parameters of a tool's schema have type object, got {kind!r:.80}; correct it")
     validator = cls(parameters, registry=Registry())
 
     def check(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from streamrl.errors import ConfigError
 
+ResponseOutcome = Literal["ok", "error", "timeout"]
+
 
 class ToolResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model gets to see. Lists stay None when a tool has no such output; a video is refused by whoever would render it."""
+    """What the model gets to see. Lists stay None when a tool has no such output; a video is refused by whoever would render it.
+    ``outcome``: for the metrics, of a tool that tells the model of a failure in its own words."""
 
     text: str | None = None
     image: list[Any] | None = None
     video: list[Any] | None = None
+    outcome: ResponseOutcome = "ok"
 
     def __post_init__(self) -> None:
         for name in ("image", "video"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, list):
                 raise ValueError(f"{name} of a tool response is a list, got {type(value).__name__}; wrap it in a list")
+        if self.outcome not in get_args(ResponseOutcome):
+            raise ValueError(f"the outcome of a tool response is {', '.join(get_args(ResponseOutcome))}, got {self.outcome!r:.80}; correct it")
 
 
 class AgentData(msgspec.Struct):

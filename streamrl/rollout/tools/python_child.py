@@ -6,6 +6,8 @@ The limits are hard ones, so the code can't raise them. An error is one line, wi
 import resource
 import sys
 
+SAID = 120  # exit status of code that ended with an error which it printed
+
 
 def main() -> int:
     cpu_s, memory_bytes, file_bytes = map(int, sys.argv[1:4])
@@ -27,11 +29,11 @@ def main() -> int:
 
 
 def said(code: object) -> int:
-    """Like the interpreter: a number is the exit status, text is printed."""
+    """A number is the exit status, text is printed, like the interpreter does."""
     if code is None or isinstance(code, int):
         return code or 0
     print(code, file=sys.stderr)
-    return 1
+    return SAID
 
 
 def line_of(error: BaseException) -> int | None:

@@ -28,7 +28,8 @@ import msgspec
 
 from streamrl.config.base import Positive, Seconds, Section
 from streamrl.errors import ConfigError
-from streamrl.rollout.tools.base import AgentData, BaseTool, ToolResponse
+from streamrl.rollout.tools.base import AgentData, BaseTool, ResponseOutcome, ToolResponse
+from streamrl.rollout.tools.python_child import SAID
 
 CHILD = Path(__file__).with_name("python_child.py")
 FILE_BYTES = 16 << 20  # of every file that the code writes, the output among them
@@ -68,10 +69,10 @@ class PythonTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], *, agent_data: AgentData) -> tuple[ToolResponse, float | None, dict[str, Any]]:
         async with self._places:
-            text = await self._run(str(parameters["code"]))
-        return ToolResponse(text=text or "(no output)"), None, {}
+            response = await self._run(str(parameters["code"]))
+        return response, None, {}
 
-    async def _run(self, code: str) -> str:
+    async def _run(self, code: str) -> ToolResponse:
         folder = Path(tempfile.mkdtemp(prefix="streamrl-python-"))
         process = None
         try:
@@ -82,7 +83,7 @@ class PythonTool(BaseTool):
                 _kill(process)
                 await _ended(process.pid, 1.0)
                 said = os.pread(output.fileno(), (self.limits.output_kib << 10) + 1, 0)
-            return self._text(said, process.poll(), in_time)
+            return self._response(said, process.poll(), in_time)
         finally:  # also when the session is cancelled in the middle
             if process is not None:
                 _kill(process)
@@ -101,21 +102,24 @@ class PythonTool(BaseTool):
             start_new_session=True,
         )
 
-    def _text(self, said: bytes, status: int | None, in_time: bool) -> str:
+    def _response(self, said: bytes, status: int | None, in_time: bool) -> ToolResponse:
         limit = self.limits.output_kib << 10
         text = said[:limit].decode("utf-8", "replace") + ("\n[the rest of the output is cut off]" if len(said) > limit else "")
-        return f"{text.rstrip()}\n{_ending(status, in_time, self.limits)}".strip()
+        outcome, ending = _ending(status, in_time, self.limits)
+        return ToolResponse(text=f"{text.rstrip()}\n{ending}".strip() or "(no output)", outcome=outcome)
 
 
-def _ending(status: int | None, in_time: bool, limits: PythonLimits) -> str:
-    """Why the program ended, where it did not just end."""
+def _ending(status: int | None, in_time: bool, limits: PythonLimits) -> tuple[ResponseOutcome, str]:
+    """(outcome, why the program ended where it did not just end and did not say it)."""
     if not in_time:
-        return f"[stopped after {limits.wall_s:g} s]"
+        return "timeout", f"[stopped after {limits.wall_s:g} s]"
     if status == -signal.SIGXCPU:
-        return f"[stopped after {limits.cpu_s} s of CPU time]"
+        return "timeout", f"[stopped after {limits.cpu_s} s of CPU time]"
     if status is not None and status < 0:
-        return f"[ended by signal {-status}]"
-    return ""
+        return "error", f"[ended by signal {-status}]"
+    if status:
+        return "error", "" if status == SAID else f"[ended with exit status {status}]"
+    return "ok", ""
 
 
 async def _ended(pid: int, seconds: float) -> bool:

@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+from streamrl.rollout.contain import words
 from streamrl.rollout.tools.base import ToolResponse
 from streamrl.rollout.tools.truncate import cut_characters
 
@@ -55,7 +56,7 @@ def _response(value: Any) -> ToolResponse:
     if isinstance(value, ToolResponse):
         if value.video is not None:
             raise NotImplementedError("the video of a tool cannot be shown to the model")
-        return ToolResponse(text=readable("" if value.text is None else str(value.text)), image=value.image)
+        return ToolResponse(text=readable("" if value.text is None else str(value.text)), image=value.image, outcome=value.outcome)
     if isinstance(value, dict):
         value = json.dumps(value, ensure_ascii=False, default=str)
     return ToolResponse(text=readable(str(value)))
@@ -68,7 +69,7 @@ def readable(text: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """``Error: Type: message`` in one line. An OSError names what went wrong, but not where."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    said = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) and error.strerror else words(error)
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")
     return short(f"Error: {type(error).__name__}: {first}" if first else f"Error: {type(error).__name__}")
 

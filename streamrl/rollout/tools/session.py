@@ -19,6 +19,7 @@ import msgspec
 from streamrl.errors import WaitTimeout
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.rollout.contain import contained
 from streamrl.rollout.parsers.base import ToolCall
 from streamrl.rollout.session_metrics import ToolTime
 from streamrl.rollout.tools.arguments import BadArguments, parse
@@ -137,19 +138,19 @@ class ToolSession:
 
     async def _run(self, tool: BaseTool, name: str, arguments: dict[str, Any]) -> ToolResult:
         try:
-            response, reward, metrics = await within(_own(self._execute(tool, name, arguments)), self._timeout_s, f"a call of {name}", self._clock)
+            response, reward, metrics = await self._limited(self._execute(tool, name, arguments), self._timeout_s, f"a call of {name}")
         except WaitTimeout:
             return ToolResult(text=f"Error: {name} gave no result within {self._timeout_s:g} s", outcome="timeout")
         except Exception as error:  # tools are user code
             _log(name, error)
             return ToolResult(text=error_text(error), outcome="timeout" if isinstance(error, TimeoutError) else "error")
-        return ToolResult(text=response.text or "", outcome="ok", reward=reward, metrics=metrics, image=response.image)
+        return ToolResult(text=response.text or "", outcome=response.outcome, reward=reward, metrics=metrics, image=response.image)
 
     async def _execute(self, tool: BaseTool, name: str, arguments: dict[str, Any]) -> Any:
         instance = self._instances.get(name)
         if instance is None:
             instance = self._instances[name] = _Instance(tool)
-            instance.created = asyncio.create_task(within(_own(self._create(instance, name)), self._timeout_s, f"create of {name}", self._clock))
+            instance.created = asyncio.create_task(self._limited(self._create(instance, name), self._timeout_s, f"create of {name}"))
             instance.created.add_done_callback(_look_at)
         assert instance.created is not None
         await asyncio.shield(instance.created)
@@ -168,28 +169,19 @@ class ToolSession:
         """The result of ``call``; None when it failed or took too long, which is counted."""
         name = instance.tool.name
         try:
-            return await within(_own(call(instance.id)), seconds, f"the {kind} of {name}", self._clock)
+            return await self._limited(call(instance.id), seconds, f"the {kind} of {name}")
         except Exception as error:  # tools are user code
             _log(name, error)
             self.times.setdefault(name, ToolTime()).outcomes[f"{kind}_failed"] += 1
             return None
 
+    async def _limited(self, awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
+        """Contained twice: as a task of its own, and where the outcome of that task arrives, which may have cancelled itself."""
+        return await contained(within(contained(awaitable), seconds, what, self._clock))
+
 
 async def _reward_of(awaitable: Awaitable[Any]) -> float | None:
     return as_reward(await awaitable)
-
-
-async def _own(awaitable: Awaitable[Any]) -> Any:
-    """Runs as a task: what would end the event loop, or look like a cancellation from outside, becomes an ordinary error."""
-    try:
-        return await awaitable
-    except SystemExit:
-        raise RuntimeError("SystemExit") from None
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise RuntimeError("the tool cancelled itself") from None
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

@@ -74,7 +74,7 @@ class ToolThreads:
         except Exception as raised:
             error = raised
         except BaseException as raised:  # sys.exit in a tool ends the call, nothing else
-            error = RuntimeError(type(raised).__name__)
+            error = RuntimeError(f"user code raised {type(raised).__name__}")
         with self._lock:
             job.ended = True
             self._stuck -= job.left

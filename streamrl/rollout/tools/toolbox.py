@@ -78,6 +78,7 @@ def _ready(loaded: LoadedTool, threads: ToolThreads) -> ReadyTool:
     function: Any = loaded.target
     if hasattr(function, "__tool_schema__"):
         declares_itself = loaded.schema is function.__tool_schema__
+        _check_takes(loaded, function.__tool_arguments__)
         return ReadyTool(FunctionTool(function, loaded.schema, threads), by_hints(function.__tool_arguments__) if declares_itself else sound)
     if not isinstance(loaded.target, BaseTool):
         raise ConfigError(f"{loaded.where} must derive from streamrl.rollout.tools.BaseTool, got {type(loaded.target).__qualname__}; derive it")
@@ -85,3 +86,15 @@ def _ready(loaded: LoadedTool, threads: ToolThreads) -> ReadyTool:
         if not inspect.iscoroutinefunction(getattr(loaded.target, method)):
             raise ConfigError(f"{loaded.where}: {method} of a tool class must be async, got a plain function; write `async def {method}`")
     return ReadyTool(loaded.target, sound)
+
+
+def _check_takes(loaded: LoadedTool, arguments: type[msgspec.Struct]) -> None:
+    """A schema from the tool file shows the function's parameters under their names, and all that have no default."""
+    shown = (loaded.schema["function"].get("parameters") or {}).get("properties", {})
+    unknown = [str(name) for name in shown if name not in arguments.__struct_fields__]
+    if unknown:
+        takes = ", ".join(arguments.__struct_fields__) or "none"
+        raise ConfigError(f"{loaded.where}: the properties of its tool_schema are parameters of the function ({takes}), got {', '.join(unknown)}; correct it")
+    missing = [field.name for field in msgspec.structs.fields(arguments) if field.required and field.name not in shown]
+    if missing:
+        raise ConfigError(f"{loaded.where}: its tool_schema has every parameter without a default, got none for {', '.join(missing)}; add it to the properties")

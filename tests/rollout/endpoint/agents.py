@@ -1,5 +1,6 @@
 """Agents written with the public client, as users write them. They know nothing of streamrl."""
 
+import asyncio
 import json
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
@@ -59,6 +60,15 @@ def plain(base_url, api_key, row):
 
 def raises(base_url, api_key, row):
     raise ZeroDivisionError("in the agent")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+async def raises_what_the_row_says(base_url, api_key, row):
+    raise {"SystemExit": SystemExit(1), "KeyboardInterrupt": KeyboardInterrupt(), "CancelledError": asyncio.CancelledError(), "Mute": Mute()}[row["error"]]
 
 
 def nothing(base_url, api_key, row):

@@ -10,11 +10,12 @@ import pytest
 
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import AgentConfig, RolloutConfig
-from streamrl.errors import SessionFailed
+from streamrl.errors import ConfigError, SessionFailed
 from streamrl.protocol.generate import SamplingParams
 from streamrl.rollout import GroupSessionRunner
 from streamrl.rollout.endpoint.agents import run_command
-from tests.rollout.endpoint.world import black_box, row
+from streamrl.rollout.locate import locate
+from tests.rollout.endpoint.world import black_box, row, run
 from tests.rollout.fakes import EqualScorer, lease
 from tests.rollout.fakes import row as dataset_row
 from tests.rollout.tool_world import Writes, tokenizer
@@ -65,6 +66,19 @@ def test_an_agent_that_raises_is_one_failed_session(tmp_path):
     with pytest.raises(SessionFailed, match="in the agent") as failure:
         session(tmp_path, Writes("16" + END), fails=True)
     assert failure.value.reason == "loop_error" and failure.value.retryable
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "CancelledError", "Mute"])
+def test_an_agent_that_raises_anything_fails_its_session_alone(name):
+    with pytest.raises(SessionFailed, match=r"the agent raised (RuntimeError: user code|Mute: no message)") as failure:
+        run(black_box(Writes(), "raises_what_the_row_says"), row(error=name))
+    assert failure.value.reason == "loop_error"
+
+
+def test_an_agent_file_that_exits_is_refused(tmp_path):
+    (tmp_path / "exits.py").write_text("import sys; sys.exit(2)")
+    with pytest.raises(ConfigError, match=r"exits\.py:solve' \(SystemExit: 2\)"):
+        locate(f"{tmp_path}/exits.py:solve", "$.key")
 
 
 def test_validation_runs_the_same_agent(tmp_path):

@@ -345,6 +345,23 @@ def test_a_declaration_names_an_agent_or_a_command():
             type(loop)(**{**vars_of(loop), **kwargs})
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("ls -l", r"is a list of words, each a text, got 'ls -l'"),
+        ([], "is a list of words"),
+        (["sleep", 5], "is a list of words"),
+        ("", "is a list of words"),
+        (["no-such-program", "x"], "begins with a program that exists, got 'no-such-program'"),
+        ([""], "begins with a program that exists"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused_before_any_session(command, said):
+    loop = black_box(Writes(), command=["true"])
+    with pytest.raises(ConfigError, match=said):
+        type(loop).init_class(rollout=loop.rollout, data=loop.data, tokenizer=loop.tokenizer, tools=loop.tools, command=command)
+
+
 def vars_of(loop):
     names = ("rollout", "data", "tokenizer", "generate", "tools", "interactions", "clock", "request_id")
     return {name: getattr(loop, name) for name in names}

@@ -1,6 +1,7 @@
 """The Python tool: what code prints, every limit that is promised, and that nothing of a call is left."""
 
 import asyncio
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_a_session_calls_it_like_any_tool():
     python = PythonTool({"name": "run"})
     good, bad = results(session(python), call("run", '{"code": "print(1)"}'), call("run", '{"code": 1}'))
     assert (good.text, good.outcome, bad.outcome) == ("1", "ok", "malformed")
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "text"),
+    [
+        ("print('[ended by signal 9]')", "ok", "[ended by signal 9]"),
+        ("raise SystemExit", "ok", "(no output)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "error", "[ended by signal 9]"),
+        ("import os; print('x', flush=True); os._exit(5)", "error", "x\n[ended with exit status 5]"),
+        ("raise SystemExit(1)", "error", "[ended with exit status 1]"),
+        ("raise SystemExit('bye')", "error", "bye"),
+        ("1 / 0", "error", "ZeroDivisionError: division by zero (line 1)"),
+        ("while True: pass", "timeout", "[stopped after 0.5 s]"),
+    ],
+)
+def test_a_program_that_did_not_end_well_counts_as_such(code, outcome, text):
+    a_session = session(PythonTool({"wall_s": 0.5 if outcome == "timeout" else 10}))
+    (result,) = results(a_session, call("python", json.dumps({"code": code})))
+    assert (result.text, result.outcome, result.reward) == (text, outcome, None)
+    assert a_session.times["python"].outcomes == {outcome: 1}
 
 
 def test_a_config_or_schema_that_cannot_work_is_refused():

@@ -75,6 +75,17 @@ def test_a_parse_error_and_an_unknown_name_are_told_to_the_model():
     assert set(a_session.times) == {"unknown"}  # what the model wrote is no label
 
 
+class Mute(ValueError):
+    """Can't say what it is."""
+
+    def __str__(self):
+        raise self.args[0] if self.args else RuntimeError("no words")
+
+
+class Ends(BaseException):
+    pass
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -83,8 +94,13 @@ def test_a_parse_error_and_an_unknown_name_are_told_to_the_model():
         (RuntimeError("cannot read /home/ann/x.py: line 3"), "Error: RuntimeError: cannot read <path>: line 3"),
         (KeyError("x"), "Error: KeyError: 'x'"),
         (RuntimeError(), "Error: RuntimeError"),
-        (SystemExit(3), "Error: RuntimeError: SystemExit"),
-        (asyncio.CancelledError(), "Error: RuntimeError: the tool cancelled itself"),
+        (OSError(2, 5), "Error: FileNotFoundError: [Errno 2] 5"),
+        (Mute(), "Error: Mute: no message: its __str__ raises"),
+        (Mute(SystemExit(1)), "Error: Mute: no message: its __str__ raises"),
+        (SystemExit(3), "Error: RuntimeError: user code raised SystemExit"),
+        (KeyboardInterrupt(), "Error: RuntimeError: user code raised KeyboardInterrupt"),
+        (Ends(), "Error: RuntimeError: user code raised Ends"),
+        (asyncio.CancelledError(), "Error: RuntimeError: user code cancelled itself"),
     ],
 )
 def test_an_exception_is_one_short_line_without_paths(error, text):
@@ -103,7 +119,50 @@ def test_a_sync_function_that_exits_ends_only_its_call():
         """Leaves."""
         raise SystemExit(1)
 
-    assert results(session(leaves), call("leaves"))[0].text == "Error: RuntimeError: SystemExit"
+    assert results(session(leaves), call("leaves"))[0].text == "Error: RuntimeError: user code raised SystemExit"
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, Ends, asyncio.CancelledError, Mute])
+@pytest.mark.parametrize("method", ["create", "calc_reward", "release"])
+def test_a_method_that_raises_anything_is_counted_and_the_event_loop_goes_on(method, error):
+    class Raising(Judged):
+        pass
+
+    async def raises(self, *args, **kwargs):
+        raise error
+
+    setattr(Raising, method, raises)
+
+    async def run():
+        a_session = session(Raising())
+        (result,) = await a_session.call([call("recorder")])
+        rewards = await a_session.close()
+        return result.outcome, rewards, a_session.times["recorder"].outcomes
+
+    outcome, rewards, outcomes = asyncio.run(run())
+    assert outcome == ("error" if method == "create" else "ok") and rewards == ([] if method == "calc_reward" else [0.5])
+    assert (outcomes["reward_failed"], outcomes["release_failed"]) == (method == "calc_reward", method == "release")
+
+
+def test_a_tool_that_cancels_its_own_task_has_failed():
+    async def cancels(parameters):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(1)
+
+    (result,) = results(session(Recorder(act=cancels)), call("recorder"))
+    assert (result.outcome, result.text) == ("error", "Error: RuntimeError: user code cancelled itself")
+
+
+@pytest.mark.parametrize("outcome", ["ok", "error", "timeout"])
+def test_a_tool_may_say_the_outcome_in_its_response(outcome):
+    async def tells(parameters):
+        return ToolResponse(text="told", outcome=outcome), None, {}
+
+    a_session = session(Recorder(act=tells))
+    (result,) = results(a_session, call("recorder"))
+    assert (result.text, result.outcome, result.reward) == ("told", outcome, None) and a_session.outcomes == {outcome: 1}
+    with pytest.raises(ValueError, match="ok, error, timeout, got 'bad'"):
+        ToolResponse(text="told", outcome="bad")
 
 
 def test_a_megabyte_of_output_is_cut_before_anything_tokenises_it():

@@ -67,6 +67,25 @@ CLASSES = """
         def schema(self):
             return {"name": "lookup"}
 
+    class Requires(Lookup):
+        def schema(self):
+            return {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "required": ["key"]}}}
+
+    class AnySchema(Lookup):
+        def schema(self):
+            return {"type": "function", "function": {"name": "lookup", "parameters": True}}
+
+    class Exits(Lookup):
+        def __init__(self, config, tool_schema):
+            raise SystemExit(3)
+
+    class Ends(BaseException):
+        pass
+
+    class EndsAll(Lookup):
+        def __init__(self, config, tool_schema):
+            raise Ends("all")
+
     class Broken(Lookup):
         def __init__(self, config, tool_schema):
             raise OSError("no database")
@@ -145,6 +164,10 @@ def test_a_tool_file_may_name_a_function_and_write_another_schema(listed):
         ("number", "a tool class or a function decorated by @tool, got int"),
         ("Mute", r"from \(config, tool_schema\), got ConfigError: a tool has a schema"),
         ("Broken", "got OSError: no database"),
+        ("Exits", "Exits must be a class .*, got SystemExit: 3"),
+        ("EndsAll", "got Ends: all"),
+        ("Requires", "requires what is among its properties, got key,"),
+        ("AnySchema", "have type object, got True"),
         ("Foreign", "must derive from streamrl.rollout.tools.BaseTool"),
         ("Sync", "execute of a tool class must be async"),
         ("BadSchema", r"JSON Schema, got parameters\.properties\.key\.type where 'text'"),
@@ -155,6 +178,27 @@ def test_a_tool_file_may_name_a_function_and_write_another_schema(listed):
 def test_a_class_that_cannot_be_a_tool_is_refused_with_its_key(listed, name, said):
     with pytest.raises(ConfigError, match=said) as error:
         boxed(listed(name))
+    assert str(error.value).startswith("$.data.tool_config_path: ")
+
+
+def test_a_module_that_exits_is_refused_with_its_key(tmp_path, listed):
+    write(tmp_path / "exits_at_once.py", "import sys\nsys.exit(1)")
+    with pytest.raises(ConfigError, match=r"^\$\.data\.tool_config_path: .*exits_at_once\.Tool must be importable, got SystemExit: 1"):
+        boxed(listed("exits_at_once.Tool", file="exits"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ("{expression: {type: string}, digits: {type: integer}}", r"are parameters of the function \(expression\), got digits;"),
+        ("{}", "every parameter without a default, got none for expression;"),
+        ("{formula: {type: string}}", r"are parameters of the function \(expression\), got formula;"),
+    ],
+)
+def test_a_written_schema_that_does_not_fit_its_function_is_refused(listed, properties, said):
+    own = f"{{type: function, function: {{name: calc, parameters: {{type: object, properties: {properties}}}}}}}"
+    with pytest.raises(ConfigError, match=said) as error:
+        boxed(listed("streamrl.rollout.tools.calculator.calculator", file="own", tool_schema=own))
     assert str(error.value).startswith("$.data.tool_config_path: ")
 
 
@@ -174,6 +218,9 @@ def test_a_class_and_a_function_of_one_name_are_refused(listed, functions):
         ("x = 1", "at least one function decorated by @tool, got none"),
         ("def f(:", "must be loadable, got SyntaxError"),
         ("import nowhere_at_all", "must be loadable, got ModuleNotFoundError"),
+        ("import sys\nsys.exit(7)", r"/bad\.py must be loadable, got SystemExit: 7"),
+        ("class Ends(BaseException): pass\nraise Ends('now')", r"/bad\.py must be loadable, got Ends: now"),
+        (ONE.replace("@tool", "@tool(name='f g')"), "the schema of f has a name of 1 to 64 .*, got 'f g'"),
         ('from streamrl.rollout.tools import tool\n@tool\ndef f(*a: int):\n    """F."""', "got ValueError: .*variadic"),
         (ONE + "class N:\n" + "".join(f"    {line}\n" for line in ONE.splitlines()[1:]) + "g = N.f", "different names, got f more than once"),
     ],
