@@ -52,6 +52,7 @@ def storage_dtype(name: str) -> np.dtype:
     return RAW_DTYPES[name] if name in RAW_DTYPES else np.dtype(name)
 
 
+@functools.lru_cache(maxsize=256)
 def unit_bytes(spec: ColumnSpec) -> int:
     """Bytes of one row (scalar, dense), of one entry of the free axis (ragged), or 1 (object)."""
     return 1 if spec.kind == "object" else storage_dtype(spec.dtype).itemsize * math.prod(spec.inner_shape)
@@ -86,18 +87,18 @@ def encode_column(name: str, values: Any, num_rows: int) -> EncodedColumn:
 
 def encode_row(fields: Any) -> EncodedColumns:
     """The fields of a single row as columns of length 1: tensors and arrays get a batch dimension, everything else becomes an object."""
-    tensordict = sys.modules.get("tensordict")
-    if tensordict is not None and tensordict.is_tensor_collection(fields):
-        return EncodedColumns(encode_columns(fields.unsqueeze(0) if not fields.batch_size else fields, 1))
-    if not isinstance(fields, Mapping):
-        raise ProtocolError(f"fields of a row are a mapping, got {type(fields).__name__}; pass name -> value")
-    nested = sorted(str(name) for name, value in fields.items() if _is_nested(value))
-    if nested:
-        raise ProtocolError(f"a row's value is one tensor, got nested tensors for {nested}; use kv_batch_put for several rows")
-    return EncodedColumns(_encode_value(name, value) for name, value in fields.items())
+    if type(fields) is not dict:
+        tensordict = sys.modules.get("tensordict")
+        if tensordict is not None and tensordict.is_tensor_collection(fields):
+            return EncodedColumns(encode_columns(fields.unsqueeze(0) if not fields.batch_size else fields, 1))
+        if not isinstance(fields, Mapping):
+            raise ProtocolError(f"fields of a row are a mapping, got {type(fields).__name__}; pass name -> value")
+    return EncodedColumns([_encode_value(name, value) for name, value in fields.items()])
 
 
 def _encode_value(name: str, value: Any) -> EncodedColumn:
+    if _is_nested(value):
+        raise ProtocolError(f"a row's value is one tensor, got a nested tensor for {name!r}; use kv_batch_put for several rows")
     if not isinstance(name, str) or not name or not (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
         return encode_column(name, [value], 1)
     dtype, array = _bytes_of(name, value)

@@ -19,6 +19,7 @@ from streamrl.protocol.fields import TRAJECTORY_FIELDS
 from streamrl.protocol.segments import ABSENT, ColumnPut, Located, LocatedColumn, PutRequest
 
 MAX_TOMBSTONES = 1 << 17
+MAX_OFFSET = 1 << 62
 SHOWN = 5  # keys named in a message
 _LENGTH_TAGS = {"prompts": "prompt_len", "input_ids": "seq_len", "position_ids": "seq_len"}
 LENGTH_TAGS = {name: _LENGTH_TAGS.get(name, "response_len") for name, spec in TRAJECTORY_FIELDS.items() if spec.kind == "ragged"}
@@ -50,12 +51,17 @@ class Partition:
         if tags is not None and len(tags) != len(keys):
             raise ProtocolError(f"a put has one tag per key, got {len(tags)} tags for {len(keys)} keys; pass them together")
         plan = [self._target(key, None if tags is None else tags[place]) for place, key in enumerate(keys)]
+        begin, end = MAX_OFFSET, 0
         for column in request.columns:
             if len(column.lengths) != len(keys):
                 raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} of {column.name!r} for {len(keys)} keys; pass them together")
             self._check_spec(column)
-            self._pool.check_put(request.writer, request.segment_id, column.base, column.base + Column(column.spec).total_bytes(column.lengths))
+            size = Column(column.spec).total_bytes(column.lengths)
+            if size:
+                begin, end = min(begin, column.base), max(end, column.base + size)
             self._check_lengths(column, request, plan)
+        if end:
+            self._pool.check_put(request.writer, request.segment_id, begin, end)
         return plan
 
     def apply(self, request: PutRequest, plan: list[Row | None]) -> None:

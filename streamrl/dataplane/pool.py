@@ -119,8 +119,6 @@ class SegmentPool:
 
     def check_put(self, writer: str, segment_id: int | None, begin: int, end: int) -> None:
         """ProtocolError unless ``writer`` may register the bytes [begin, end) of the segment."""
-        if begin == end:
-            return
         segment = None if segment_id is None else self.segments.get(segment_id)
         if segment is None or segment.writer != writer:
             holder = "gone" if segment is None else f"held by {segment.writer or 'nobody (sealed)'}"
