@@ -48,6 +48,9 @@ RANKS = 2
 class FirstCharacter:
     """The scorer."""
 
+    def serves(self, source: str) -> bool:
+        return True
+
     async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         score = REWARDS[solution_str[0]]
         return score, {"score": score, "acc": score}
