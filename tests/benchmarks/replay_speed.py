@@ -7,6 +7,7 @@ The journal lies in the given folder (``--folder``, default: the system's tempor
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import statistics
 import tempfile
@@ -14,12 +15,17 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import uvloop
+
 from streamrl.config.rollout import ReplayConfig
+from streamrl.protocol.channel import ChannelClient, ChannelServer
 from streamrl.protocol.fields import trajectory_tag
 from streamrl.protocol.groups import SessionPush
+from streamrl.protocol.interfaces import LeaseSource
 from streamrl.protocol.keys import TrajectoryKey, prompt_uid
+from streamrl.protocol.rpc import Service, connect
 from streamrl.protocol.trajectory import Prompt
-from streamrl.replay import BufferSpec, JournalledBuffer, ReplayBuffer
+from streamrl.replay import BufferSpec, JournalledBuffer, ReplayBuffer, ReplayService
 from streamrl.testing.rows import make_trajectory
 
 SESSIONS = 8
@@ -73,6 +79,40 @@ def pushes_per_s(num_groups: int, folder: Path | None) -> float:
     return len(pushes) / (time.process_time() - begin)
 
 
+def pushes_per_s_over_a_channel(num_groups: int, folder: Path) -> float:
+    """As a rollout actor pushes, 64 at a time, with both ends on one core; by the clock."""
+
+    async def main() -> float:
+        buffer = make(num_groups, folder / "ledger")
+        assert isinstance(buffer, JournalledBuffer)
+        pushes = make_pushes(buffer, num_groups)
+        server = ChannelServer(folder / "replay.sock", Service(LeaseSource, ReplayService(buffer, clear=_cleared, missing=_none_missing)).handle)
+        await server.start()
+        channel = ChannelClient(folder / "replay.sock", "replay", 60.0)
+        replay, slots = connect(LeaseSource, channel.send), asyncio.Semaphore(64)
+
+        async def push(session: SessionPush) -> None:
+            async with slots:
+                await replay.push(session)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*map(push, pushes))
+        took = time.perf_counter() - begin
+        channel.close()
+        await server.close()
+        return len(pushes) / took
+
+    return uvloop.run(main())
+
+
+async def _cleared(keys: list[str]) -> int:
+    return len(keys)
+
+
+async def _none_missing(keys: list[str]) -> list[str]:
+    return []
+
+
 def take_ms(num_groups: int) -> tuple[float, float]:
     """Median time of take(4 groups), and resident bytes a key of all pushed groups."""
     buffer = make(num_groups, None)
@@ -106,6 +146,7 @@ def measure(folder: Path, many_keys: int) -> list[Line]:
     return [
         Line("pushes through the library, journal on", max(pushes_per_s(2000, folder / str(i)) for i in range(3)), "/s", 20_000),
         Line("pushes through the library, no journal", max(pushes_per_s(2000, None) for _ in range(3)), "/s", 20_000),
+        Line("pushes over a channel, journal on", pushes_per_s_over_a_channel(500, folder / "channel"), "/s", 2_000),
         Line("take of 32 keys, 1,000 resident", few, "ms"),
         Line(f"take of 32 keys, {many_keys:,} resident", many, "ms", max(2 * few, 1.0), floor=False),
         Line("memory of a resident key", bytes_a_key, "bytes", 1500, floor=False),
