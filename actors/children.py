@@ -48,9 +48,9 @@ def record(path: Path, extra_pids: list[int]) -> None:
     aside.rename(path)
 
 
-def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
+def end_leftovers(path: Path, wait_s: float = 3.0, grace_s: float = 0.0) -> int:
     """End what is left of the processes in ``path`` (terminate, then kill) and remove the file. Number of processes ended. What is on another machine
-    is left to an actor there."""
+    is left to an actor there. ``grace_s``: for those that are ending by themselves; Ray calls it an error when a signal is sooner than its own."""
     if not path.exists():
         return 0
     try:
@@ -60,7 +60,8 @@ def end_leftovers(path: Path, wait_s: float = 3.0) -> int:
         return 0
     if left.machine not in ("", MACHINE):
         return 0
-    alive = [process for child in left.processes if (process := _same_process(child)) is not None]
+    known = [process for child in left.processes if (process := _same_process(child)) is not None]
+    _, alive = psutil.wait_procs(known, timeout=grace_s)
     trackers = [process for process in alive if _is_tracker(process)]
     workers = [process for process in alive if process not in trackers]
     for process in workers:

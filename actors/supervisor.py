@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0  # how often the board (live line, waits.json, status.json) is refreshed
 ROOT_CAUSE_S = 3.0  # after a failure, how long other deaths are awaited: the first complaint is often a victim's
+DYING_S = 1.0  # after ray.kill, for a process to be gone
 
 
 class Supervisor:
@@ -224,7 +225,7 @@ class Supervisor:
         for member in self._role("store"):
             member.kill()
         for path in sorted(self.folder.children.glob("*.json")):
-            await asyncio.to_thread(children.end_leftovers, path)
+            await asyncio.to_thread(children.end_leftovers, path, grace_s=DYING_S)
 
 
 def _settings(name: str, role: str, *, config: Config, folder: RunFolder, resume: Path | None, places: Places) -> bytes:
