@@ -120,7 +120,7 @@ class Host:
         """Answer the calls of ``interface`` from ``target``, until this process ends: those of this node on a socket, others through ``call``."""
         self._service = Service(interface, target)
         self._served.set()
-        channel = ChannelServer(socket_path(self.folder, self.name), self._service.handle)
+        channel = ChannelServer(socket_path(self.folder, self.name), self._service.handle, self._service.handle_at_once)
         try:
             await channel.start()
             self.channel = channel

@@ -52,10 +52,14 @@ def storage_dtype(name: str) -> np.dtype:
     return RAW_DTYPES[name] if name in RAW_DTYPES else np.dtype(name)
 
 
-@functools.lru_cache(maxsize=256)
 def unit_bytes(spec: ColumnSpec) -> int:
     """Bytes of one row (scalar, dense), of one entry of the free axis (ragged), or 1 (object)."""
-    return 1 if spec.kind == "object" else storage_dtype(spec.dtype).itemsize * math.prod(spec.inner_shape)
+    return 1 if spec.kind == "object" else _item_bytes(spec.dtype) * math.prod(spec.inner_shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _item_bytes(dtype: str) -> int:
+    return storage_dtype(dtype).itemsize
 
 
 # ---- encoding ---------------------------------------------------------------------------------------------------------------------------
@@ -102,7 +106,9 @@ def _encode_value(name: str, value: Any) -> EncodedColumn:
     if not isinstance(name, str) or not name or not (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
         return encode_column(name, [value], 1)
     dtype, array = _bytes_of(name, value)
-    return _from_batch(name, dtype, array[None])
+    if name in TRAJECTORY_FIELDS:
+        return _from_batch(name, dtype, array[None])
+    return EncodedColumn(name, ColumnSpec(dtype, "dense" if array.ndim else "scalar", None, array.shape), [0], [array.reshape(-1)])
 
 
 def _items(fields: Any, num_rows: int) -> Iterable[tuple[str, Any]]:

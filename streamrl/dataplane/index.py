@@ -22,13 +22,13 @@ from typing import Any
 from streamrl.config.base import refuse
 from streamrl.config.rollout import DataplaneConfig
 from streamrl.dataplane.journal import Cleared, Journal, Lent, Put, Record, Sealed, Spilled, State, WriterGone, read_journal
-from streamrl.dataplane.partition import Partition
+from streamrl.dataplane.partition import Partition, Plan
 from streamrl.dataplane.pool import SegmentPool
-from streamrl.dataplane.rows import Row
 from streamrl.dataplane.segments import standard_bytes
 from streamrl.dataplane.spill import Resident, SpillFolder, parts, places
 from streamrl.dataplane.sweep import PREFIX, is_owner, write_owner
 from streamrl.errors import MissingKey, ProtocolError, StaleWrite, StoreFull
+from streamrl.protocol.rpc import at_once
 from streamrl.protocol.segments import Located, PartitionUse, PutRequest, SegmentRef, StoreUse
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class StoreIndex:
         self._record(Sealed(writer, segment_ids))
         self._pool.seal(writer, segment_ids)
 
+    @at_once
     async def put(self, request: PutRequest) -> None:
         if request.request_id in self._done.get(request.writer, ()):
             return
@@ -118,7 +119,7 @@ class StoreIndex:
         self._record(Put(request))
         self._apply_put(request, partition, plan)
 
-    def _apply_put(self, request: PutRequest, partition: Partition, plan: list[Row | None]) -> None:
+    def _apply_put(self, request: PutRequest, partition: Partition, plan: Plan) -> None:
         self._partitions[request.partition_id] = partition
         partition.apply(request, plan)
         if request.request_id:

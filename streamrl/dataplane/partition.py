@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamrl.dataplane.columns import describe_spec
 from streamrl.dataplane.journal import PartitionState, Piece, RowState
@@ -27,6 +27,13 @@ LENGTH_TAGS = {name: _LENGTH_TAGS.get(name, "response_len") for name, spec in TR
 _NO_PIECE: Piece = (ABSENT, 0, 0)
 
 
+class Plan(NamedTuple):
+    """What a checked put writes to: the row of each key, None where one is made, and the column of each ``ColumnPut``."""
+
+    rows: list[Row | None]
+    columns: list[Column]
+
+
 class Partition:
     """Rows by key."""
 
@@ -42,33 +49,36 @@ class Partition:
 
     # ---- writing
 
-    def check(self, request: PutRequest) -> list[Row | None]:
-        """The row that each key's write goes to; None where a new one is made. Raises without having changed anything."""
+    def check(self, request: PutRequest) -> Plan:
+        """Where the writes go. Raises without having changed anything."""
         keys, tags = request.keys, request.tags
         if len(set(keys)) != len(keys):
             twice = sorted({key for key in keys if keys.count(key) > 1})
             raise ProtocolError(f"keys of a put are distinct, got {twice[:SHOWN]} twice; put each row once")
         if tags is not None and len(tags) != len(keys):
             raise ProtocolError(f"a put has one tag per key, got {len(tags)} tags for {len(keys)} keys; pass them together")
-        plan = [self._target(key, None if tags is None else tags[place]) for place, key in enumerate(keys)]
-        begin, end = MAX_OFFSET, 0
-        for column in request.columns:
-            if len(column.lengths) != len(keys):
-                raise ProtocolError(f"a column has one value per key, got {len(column.lengths)} of {column.name!r} for {len(keys)} keys; pass them together")
-            self._check_spec(column)
-            size = Column(column.spec).total_bytes(column.lengths)
+        rows = [self._target(key, None if tags is None else tags[place]) for place, key in enumerate(keys)]
+        columns, begin, end = [], MAX_OFFSET, 0
+        for put in request.columns:
+            if len(put.lengths) != len(keys):
+                raise ProtocolError(f"a column has one value per key, got {len(put.lengths)} of {put.name!r} for {len(keys)} keys; pass them together")
+            column = self._column(put)
+            columns.append(column)
+            size = column.total_bytes(put.lengths)
             if size:
-                begin, end = min(begin, column.base), max(end, column.base + size)
-            self._check_lengths(column, request, plan)
+                begin, end = min(begin, put.base), max(end, put.base + size)
+            if put.name in LENGTH_TAGS:
+                self._check_lengths(put, request, rows)
         if end:
             self._pool.check_put(request.writer, request.segment_id, begin, end)
-        return plan
+        return Plan(rows, columns)
 
-    def apply(self, request: PutRequest, plan: list[Row | None]) -> None:
+    def apply(self, request: PutRequest, plan: Plan) -> None:
         """Carry out a checked put."""
-        rows = [self._open_row(key, row, request.tags[place] if request.tags else {}) for place, (key, row) in enumerate(zip(request.keys, plan, strict=True))]
-        for put in request.columns:
-            self._set_pieces(put, rows, request.segment_id)
+        tags = request.tags or itertools.repeat({})
+        rows = [self._open_row(key, row, tag) for key, row, tag in zip(request.keys, plan.rows, tags, strict=False)]
+        for put, column in zip(request.columns, plan.columns, strict=True):
+            self._set_pieces(put, self._columns.setdefault(put.name, column), rows, request.segment_id)
         for row, tag in zip(rows, request.tags or (), strict=False):
             row.tag.update(tag)
 
@@ -91,18 +101,20 @@ class Partition:
             raise StaleWrite(f"writes carry the current attempt, got attempt {attempt} for {key!r} at attempt {row.attempt}; discard it")
         return None
 
-    def _check_spec(self, put: ColumnPut) -> None:
+    def _column(self, put: ColumnPut) -> Column:
+        """The column that a put writes to, perhaps one that is not there yet. DtypeClash when it is another kind of column."""
         known = self._columns.get(put.name)
-        if known is not None and known.spec != put.spec:
+        if known is None:
+            return Column(put.spec)
+        if known.spec != put.spec:
             got, want = describe_spec(put.spec), describe_spec(known.spec)
             raise DtypeClash(f"column {put.name!r} of partition {self.name!r} is {want} while a row of it lives, got {got}; values are never cast")
+        return known
 
-    def _check_lengths(self, put: ColumnPut, request: PutRequest, plan: list[Row | None]) -> None:
+    def _check_lengths(self, put: ColumnPut, request: PutRequest, rows: list[Row | None]) -> None:
         """Per-token columns are as long as the tags of their rows say."""
-        name = LENGTH_TAGS.get(put.name)
-        if name is None:
-            return
-        for place, (row, length) in enumerate(zip(plan, put.lengths, strict=True)):
+        name = LENGTH_TAGS[put.name]
+        for place, (row, length) in enumerate(zip(rows, put.lengths, strict=True)):
             tag = request.tags[place] if request.tags is not None else {}
             want = tag.get(name, None if row is None else row.tag.get(name))
             if want is not None and want != length:
@@ -127,18 +139,17 @@ class Partition:
         if row.uid is not None:
             self.groups.setdefault(row.uid, {})[key] = None
 
-    def _set_pieces(self, put: ColumnPut, rows: list[Row], segment_id: int | None) -> None:
+    def _set_pieces(self, put: ColumnPut, column: Column, rows: list[Row], segment_id: int | None) -> None:
         """Point the rows at their new pieces; old ones become unreachable."""
-        name, column = put.name, self._columns.setdefault(put.name, Column(put.spec))
-        sizes = column.sizes(put.lengths)
-        total = sum(sizes)
+        name, start, total = put.name, put.base, column.total_bytes(put.lengths)
         if segment_id is not None and total:
             self._pool.add_live(segment_id, total)
             self.live_bytes += total
-        starts = itertools.accumulate(sizes, initial=put.base)
-        for row, length, size, start in zip(rows, put.lengths, sizes, starts, strict=False):  # starts has the end as well
+        for row, length in zip(rows, put.lengths, strict=True):
+            size = column.piece_bytes(length)
             old = row.pieces.get(name)
             row.pieces[name] = (ABSENT if not size or segment_id is None else segment_id, start, length)
+            start += size
             if old is None:
                 column.num_rows += 1
             else:

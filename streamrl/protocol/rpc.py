@@ -13,7 +13,7 @@ import logging
 import sys
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,12 +62,34 @@ def methods_of(interface: type) -> dict[str, _Method]:
     return _METHODS[interface]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def at_once(method: F) -> F:
+    """Decorator of an async method that never suspends: a service may run it where its request arrives, without a task."""
+    method.at_once = True  # type: ignore[attr-defined]
+    return method
+
+
 class Service:
     """Serves the methods of ``interface`` from ``target``; methods may be plain or async."""
 
     def __init__(self, interface: type, target: Any) -> None:
         self._methods = methods_of(interface)
         self._target = target
+        self._at_once = frozenset(name for name in self._methods if hasattr(getattr(target, name, None), "at_once"))
+
+    def handle_at_once(self, method: str, payload: bytes) -> bytes | None:
+        """As ``handle``, for the methods that are answered at once; None for all others."""
+        if method not in self._at_once:
+            return None
+        handling = self.handle(method, payload)
+        try:
+            handling.send(None)
+        except StopIteration as end:
+            reply: bytes = end.value
+            return reply
+        raise AssertionError(f"a method that is marked at_once never suspends, got one that does: {method}")
 
     async def handle(self, method: str, payload: bytes) -> bytes:
         """Reply bytes. Every exception of the target travels in the reply, so the caller of a remote method sees what a local one would."""

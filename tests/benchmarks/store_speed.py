@@ -91,7 +91,8 @@ def serve(folder: Path) -> None:
 
     async def main() -> None:
         index = StoreIndex(Path(CONFIG.shm_dir), "speed", CONFIG, os.getpid(), folder / "ledger")
-        server = ChannelServer(folder / SOCKET, Service(IndexCalls, index).handle)
+        service = Service(IndexCalls, index)
+        server = ChannelServer(folder / SOCKET, service.handle, service.handle_at_once)
         await server.start()
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)

@@ -40,7 +40,8 @@ def store_in_thread(tmp_path: Path, **changes: Any) -> Iterator[tuple[Store, Sto
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     index = StoreIndex(tmp_path, "test", config(**changes), os.getpid())
-    server = ChannelServer(tmp_path / "sockets" / "store.sock", Service(IndexCalls, index).handle)
+    service = Service(IndexCalls, index)
+    server = ChannelServer(tmp_path / "sockets" / "store.sock", service.handle, service.handle_at_once)
     asyncio.run_coroutine_threadsafe(server.start(), loop).result()
     channel = BlockingChannel(server.path, "store", 10.0)
     try:

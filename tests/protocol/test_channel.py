@@ -19,7 +19,7 @@ from streamrl.errors import ActorDied, Closed, LeaseExpired, ProtocolError, Stre
 from streamrl.protocol.channel import ChannelClient, ChannelServer, frames
 from streamrl.protocol.channel.frames import Request
 from streamrl.protocol.request import current_request
-from streamrl.protocol.rpc import Service, connect
+from streamrl.protocol.rpc import Service, at_once, connect
 from tests.protocol.desk import LOOPS, Desk, Stranger, until, with_desk
 
 
@@ -38,6 +38,7 @@ class Greeter(Protocol):
 
 
 class Polite:
+    @at_once
     async def greet(self, name: str) -> str:
         return f"hello {name}"
 
@@ -47,7 +48,8 @@ class Polite:
 
 def test_typed_calls_and_their_errors_travel(tmp_path):
     async def main() -> None:
-        server = ChannelServer(tmp_path / "greeter.sock", Service(Greeter, Polite()).handle)
+        service = Service(Greeter, Polite())
+        server = ChannelServer(tmp_path / "greeter.sock", service.handle, service.handle_at_once)
         await server.start()
         client = ChannelClient(server.path, "greeter", 5)
         greeter = connect(Greeter, client.send)

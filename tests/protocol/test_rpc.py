@@ -9,7 +9,7 @@ from streamrl.errors import LeaseExpired, ProtocolError, SessionFailed, Streamrl
 from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, SessionPush, TakenBatch
 from streamrl.protocol.interfaces import Replay
 from streamrl.protocol.meta import KVBatchMeta
-from streamrl.protocol.rpc import Service, connect, methods_of
+from streamrl.protocol.rpc import Service, at_once, connect, methods_of
 from streamrl.protocol.trajectory import Prompt
 
 
@@ -39,7 +39,7 @@ class ScriptedReplay:
         meta = KVBatchMeta("train", ["A_0_0"], [{"seq_len": 7}], ["prompts"], {"step": 1})
         return TakenBatch(1, meta, ["A"], [0], 3)
 
-    async def commit(self, lease_id: int, rejected: list[str]) -> None:
+    async def commit(self, lease_id: int, rejected: list[str], publishes: bool = True) -> None:
         raise LeaseExpired(f"lease {lease_id} is gone")
 
     async def skip(self, lease_id: int) -> None:
@@ -124,3 +124,36 @@ def test_methods_that_cannot_be_decoded_are_refused_at_construction():
         with pytest.raises(ProtocolError, match="go"):
             methods_of(interface)
     assert methods_of(Fine).keys() == {"go"}
+
+
+class Counter(Protocol):
+    async def add(self, n: int) -> int: ...
+    async def later(self) -> int: ...
+
+
+class PromptCounter:
+    """``add`` is answered where it arrives; ``later`` is marked by mistake."""
+
+    total = 0
+
+    @at_once
+    async def add(self, n: int) -> int:
+        if n < 0:
+            raise LeaseExpired("no way back")
+        self.total += n
+        return self.total
+
+    @at_once
+    async def later(self) -> int:
+        await asyncio.sleep(0)
+        return self.total
+
+
+def test_what_is_answered_at_once_is_answered_as_by_a_task_and_without_a_loop():
+    service, plain = Service(Counter, PromptCounter()), Service(Replay, ScriptedReplay())
+    encoded = msgspec.msgpack.encode([2])
+    assert service.handle_at_once("add", encoded) == asyncio.run(Service(Counter, PromptCounter()).handle("add", encoded))
+    assert b"LeaseExpired" in (service.handle_at_once("add", msgspec.msgpack.encode([-1])) or b"")
+    assert plain.handle_at_once("heartbeat", msgspec.msgpack.encode(["w"])) is None
+    with pytest.raises(AssertionError, match="later"):
+        service.handle_at_once("later", msgspec.msgpack.encode([]))

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _READ_BYTES = 64 << 10
 _LENGTH = struct.Struct("<I")
+_LATE_SHARE = 0.02  # of the limit, that a call may end after its deadline
 
 
 class BlockingChannel:
@@ -114,9 +115,7 @@ class BlockingChannel:
         self._life = life
 
     def _write(self, data: bytearray, deadline: float) -> None:
-        connection = self._connected()
-        connection.settimeout(_left_s(deadline))
-        connection.sendall(data)
+        self._connected(deadline).sendall(data)
 
     def _read_answer(self, number: int, deadline: float) -> bytes:
         while True:
@@ -130,11 +129,9 @@ class BlockingChannel:
 
     def _read(self, deadline: float) -> bytes:
         """The next frame."""
-        connection = self._connected()
         got, missing = self._got, _LENGTH.size - len(self._got)
         while missing > 0:
-            connection.settimeout(_left_s(deadline))
-            data = connection.recv(max(missing, _READ_BYTES))
+            data = self._connected(deadline).recv(max(missing, _READ_BYTES))
             if not data:
                 raise ConnectionResetError(104, "the connection was closed")
             got += data
@@ -146,9 +143,16 @@ class BlockingChannel:
         del got[:end]
         return whole
 
-    def _connected(self) -> socket.socket:
+    def _connected(self, deadline: float) -> socket.socket:
+        """The socket, which gives up at the deadline or a little later: setting its timeout is a system call, so one that nearly fits stays."""
         if self._socket is None:
             raise ProtocolError(f"a message goes over an open connection, got none to {self._name}; dial first")
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        set_s = self._socket.gettimeout()
+        if set_s is None or not left_s <= set_s <= left_s + _LATE_SHARE * self._limit_s:
+            self._socket.settimeout(left_s)
         return self._socket
 
     def _hang_up(self) -> None:
@@ -172,10 +176,3 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         return decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a server answers in frames of the channel, got {error}; both sides must run one version") from error
-
-
-def _left_s(deadline: float) -> float:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s

@@ -1,4 +1,4 @@
-"""The serving end of a channel: runs every request as a task of its own, so that a waiting one blocks no other.
+"""The serving end of a channel: runs every request as a task of its own, so that a waiting one blocks no other; one that never waits needs none.
 
 What runs goes on when its client is lost, and is not started again when the client comes back. Frames that break a rule close their connection
 and count in ``malformed``. Knows nothing of methods and payloads: ``handle`` does.
@@ -22,17 +22,19 @@ from streamrl.protocol.request import enter_request
 log = logging.getLogger(__name__)
 
 Handle = Callable[[str, bytes], Awaitable[bytes]]
+HandleAtOnce = Callable[[str, bytes], bytes | None]  # None: ask ``Handle``
 MAX_LOST_CLIENTS = 64  # remembered without a connection; a live client comes back at once, so older ones are dead
 
 
 class ChannelServer:
     """Answers at ``path`` from ``handle``. A socket that lies there is replaced: only one process may serve a name, which its owner sees to."""
 
-    def __init__(self, path: Path, handle: Handle) -> None:
+    def __init__(self, path: Path, handle: Handle, at_once: HandleAtOnce = lambda method, payload: None) -> None:
         self.path = path
         self.life = secrets.token_hex(8)
         self.malformed = 0  # connections closed for what they sent
         self._handle = handle
+        self._at_once = at_once
         self._sessions: dict[str, Session] = {}
         self._connections: set[_Served] = set()
         self._server: asyncio.Server | None = None
@@ -90,7 +92,12 @@ class ChannelServer:
 
     def request(self, client: str, session: Session, request: Request) -> None:
         session.done(request.done)
-        if not session.repeats(request.number):
+        if session.repeats(request.number):
+            return
+        reply = self._at_once(request.method, request.payload)
+        if reply is not None:
+            session.answer(request.number, frame(Reply(request.number, reply)))
+        else:
             session.started(request.number, asyncio.get_running_loop().create_task(self._answer(client, session, request)))
 
     async def _answer(self, client: str, session: Session, request: Request) -> None:
