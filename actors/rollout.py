@@ -9,7 +9,7 @@ from actors.host import Host
 from actors.remote import client
 from actors.store import NodeCalls, store_client
 from streamrl.pipeline import build
-from streamrl.pipeline.loops import POLL_S, generate_groups, keep_leases
+from streamrl.pipeline.loops import POLL_S, LeaseGate, generate_groups, keep_leases
 from streamrl.pipeline.replica import EngineReplica, Nearby
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
@@ -28,8 +28,10 @@ class RolloutActor(Host):
         self.runner = build.build_runner(self.config, self.engine, self.metrics)  # before the engine starts: it finds what is wrong with tools and loops
         limit_s = self.config.rollout.timeouts.start_s
         await self.waits.limit(self.engine.start(), "the engine's start", f"{self.name} engine", limit_s)
-        self.record_children(self.engine.child_pids())
+        await self.waits.limit(self.runner.start(), "the start of what scores sessions", f"{self.name} judge", limit_s)
+        self.record_children(self._child_pids())
         patience_s = self.config.cluster.restart_patience_s
+        gate = LeaseGate()
         self.worker = build.build_worker(
             self.config,
             self.name,
@@ -40,8 +42,13 @@ class RolloutActor(Host):
             waits=self.waits,
             metrics=self.metrics,
             node=self._near if len(self.places.used()) > 1 else None,
+            gate=gate,
         )
-        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner, self._copies(peers)))
+        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner, gate, self._copies(peers)))
+
+    def _child_pids(self) -> list[int]:
+        assert self.runner is not None
+        return [*self.engine.child_pids(), *self.runner.child_pids()]
 
     @property
     def _near(self) -> str:
@@ -58,7 +65,7 @@ class RolloutActor(Host):
         return near.copy_weights
 
     async def work(self) -> None:
-        self.record_children(self.engine.child_pids())
+        self.record_children(self._child_pids())
         beats = asyncio.create_task(keep_leases(self.worker, self.config.replay, SystemClock()))
         groups = self._groups = asyncio.create_task(generate_groups(self.worker, n=self.config.rollout.n))
         try:

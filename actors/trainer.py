@@ -18,7 +18,6 @@ from streamrl.pipeline.learner_group import RankGroup
 from streamrl.pipeline.records import RecordWindow, StepRecord, Totals
 from streamrl.pipeline.standing import Standing, read_standing, write_standing
 from streamrl.pipeline.trainer import Trainer
-from streamrl.pipeline.validation import Validator
 from streamrl.protocol.interfaces import BatchSource, Learner, PromptSource, Replica
 from streamrl.weights.publisher import WeightPublisher
 
@@ -52,7 +51,7 @@ class TrainerActor(Host):
             replay=patient(peers["replay"], "replay", BatchSource, limit_s=config.replay.take_timeout_s + 60),
             learner=RankGroup(learners),
             publisher=self.publisher,
-            validator=Validator(prompts, self.waits, limit_s=config.rollout.timeouts.session_s),
+            validator=build.build_validator(config, prompts, self.waits),
             checkpoints=build.build_checkpoints(config, self.folder.checkpoints, prompts, resume),
             total_steps=build.total_steps(config, await prompts.num_prompts()),
             record=self._records.append,

@@ -32,6 +32,7 @@ from streamrl.learner.judge import Judgement, judge
 from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.protocol import DataProto, KVBatchMeta
 from streamrl.protocol import tensors as T
+from streamrl.protocol.answer import Answer
 from streamrl.protocol.fields import trajectory_tag
 from streamrl.protocol.groups import GroupLease
 from streamrl.protocol.trajectory import Trajectory
@@ -48,11 +49,23 @@ RANKS = 2
 class FirstCharacter:
     """The scorer."""
 
-    def serves(self, source: str) -> bool:
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    def check(self) -> None:
+        """Nothing can break."""
+
+    def child_pids(self) -> list[int]:
+        return []
+
+    def serves(self, row: dict[str, Any]) -> bool:
         return True
 
-    async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        score = REWARDS[solution_str[0]]
+    def scores_later(self, row: dict[str, Any]) -> bool:
+        return False
+
+    async def score(self, answer: Answer) -> tuple[float, dict[str, Any]]:
+        score = REWARDS[answer.text[0]]
         return score, {"score": score, "acc": score}
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ from streamrl.config.load import load, resolve
 from streamrl.data import PromptStream
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
 from streamrl.protocol.interfaces import Engine
-from streamrl.rewards import Scorer
+from streamrl.rewards import Answer, RewardManager
 from streamrl.rollout import load_tokenizer
 from streamrl.weights.snapshot import write_snapshot
 
@@ -82,10 +82,10 @@ async def generate(engine: Engine, prompt_ids: list[list[int]], config: Config) 
     return await asyncio.gather(*(engine.generate(GenerateRequest(str(i), ids, sampling)) for i, ids in enumerate(prompt_ids)))
 
 
-async def score(scorer: Scorer, rows: list[dict[str, Any]], answers: list[GenerateResult], tokenizer: Any) -> list[float]:
+async def score(scorer: RewardManager, rows: list[dict[str, Any]], answers: list[GenerateResult], tokenizer: Any) -> list[float]:
     """The rule of each row's ``data_source`` reads the text; the tokens stay what they were."""
     texts = [tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in answers]
-    results = await asyncio.gather(*(scorer.score(row, text, row["extra_info"]) for row, text in zip(rows, texts, strict=True)))
+    results = await asyncio.gather(*(scorer.score(Answer(row=row, text=text)) for row, text in zip(rows, texts, strict=True)))
     return [value for value, _ in results]
 
 

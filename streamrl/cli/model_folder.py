@@ -38,10 +38,22 @@ def check_model(model: ModelConfig, longest_row: int = 0) -> list[str]:
 
 def check_reference(path: str) -> None:
     """As ``check_model`` for ``ref.path``, resolved; the reference scores tokens, so its folder needs no tokenizer."""
-    folder = _folder("ref.path", path)
+    _check_further("ref.path", path)
+
+
+def check_scorer(key: str, path: str, trust_remote_code: bool) -> None:
+    """As ``check_model`` for a model that reads text by itself."""
+    folder = _check_further(key, path)
+    if folder is not None and not trust_remote_code:
+        _check_tokenizer(key, folder)
+
+
+def _check_further(key: str, path: str) -> Path | None:
+    folder = _folder(key, path)
     if folder is not None:
-        _json("ref.path", folder / "config.json", "a model's folder holds config.json")
-        _check_weights("ref.path", folder)
+        _json(key, folder / "config.json", "a model's folder holds config.json")
+        _check_weights(key, folder)
+    return folder
 
 
 def _hint_local(path: str) -> str | None:
@@ -102,7 +114,8 @@ def _is_whole(file: Path) -> bool:
 
 def _check_tokenizer(key: str, folder: Path) -> None:
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
-        raise refuse(key, "the folder holds a tokenizer (tokenizer.json)", str(folder), "add its files, or set model.tokenizer_path")
+        todo = "add its files" + (", or set model.tokenizer_path" if key.startswith("model.") else "")
+        raise refuse(key, "the folder holds a tokenizer (tokenizer.json)", str(folder), todo)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         settings = _json(key, folder / name, f"has a readable {name}") if (folder / name).exists() else {}
     template = folder / "chat_template.jinja"

@@ -14,7 +14,6 @@ from streamrl.errors import DataError
 
 if TYPE_CHECKING:
     from streamrl.config import Config
-    from streamrl.config.data import CustomFunction
 
 EPILOG = "Files merge left to right; overrides come last: actor.optim.lr=1e-6 data.train_files='[a.parquet, b.parquet]'"
 
@@ -50,8 +49,8 @@ def check_surroundings(config: Config) -> int | None:
 
     Number of training rows; None when only a dataset class knows it.
     """
-    from streamrl import rewards
     from streamrl.cli.model_folder import check_model, check_reference
+    from streamrl.cli.reward_settings import check_rewards
     from streamrl.cli.user_code import check_user_code
     from streamrl.config.objective import uses_reference
     from streamrl.config.rollout import default_agent_loop, loops_may_score
@@ -67,10 +66,7 @@ def check_surroundings(config: Config) -> int | None:
             f"$.data.train_batch_size: a batch must not exceed the training rows, got {config.data.train_batch_size} prompts and "
             f"{summary.num_train_rows} rows; lower train_batch_size or give more data"
         )
-    if rule_rewards:
-        rewards.build(config.reward, config.data).check(summary.sources)
-    elif config.reward.custom_reward_function is not None:
-        check_function(config.reward.custom_reward_function)
+    check_rewards(config, summary, rule_rewards=rule_rewards)
     for warning in check_model(config.model, config.data.max_prompt_length + config.data.max_response_length):
         sys.stderr.write(f"streamrl: warning: {warning}\n")
     if uses_reference(config.algorithm, config.actor) and config.ref.path not in (None, config.model.path):
@@ -84,22 +80,6 @@ def check_surroundings(config: Config) -> int | None:
     check_interactions(config.rollout.multi_turn.interaction_config_path, [name for name in summary.interaction_names if unnamed or name is not None])
     require(config.rollout.engine)
     return summary.num_train_rows
-
-
-def check_function(function: CustomFunction) -> None:
-    """That the file of a score function compiles and names the function. Not run here: it may need what only the actors' machine has."""
-    from streamrl.config.base import refuse
-
-    key = "reward.custom_reward_function"
-    try:
-        text = Path(function.path).read_text(encoding="utf-8")
-        compile(text, function.path, "exec")
-    except OSError as error:
-        raise refuse(f"{key}.path", "must be an existing Python file", function.path, f"correct the path ({error.strerror})") from error
-    except (SyntaxError, ValueError) as error:
-        raise refuse(f"{key}.path", "must be a Python file", function.path, f"correct it: {error}") from error
-    if not re.search(rf"\b{re.escape(function.name)}\b", text):
-        raise refuse(f"{key}.name", f"must be a function of {function.path}", function.name, "correct the name")
 
 
 def check_shared_memory(folder: str) -> None:

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 
 def check_user_code(config: Config) -> None:
-    """Estimator and policy loss, when they are user code, and the classes of tools."""
-    named = (("algorithm.adv_estimator", config.algorithm.adv_estimator), ("actor.policy_loss.loss_mode", config.actor.policy_loss.loss_mode))
+    """Estimator, policy loss and reward manager, when they are user code, and the classes of tools."""
+    named = (
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator),
+        ("actor.policy_loss.loss_mode", config.actor.policy_loss.loss_mode),
+        ("reward.reward_manager", config.reward.reward_manager),
+    )
     for key, value in named:
         if ":" in value:
             _check(key, value)

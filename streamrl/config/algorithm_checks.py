@@ -15,7 +15,7 @@ from streamrl.config.objective import acting_loss, needed_columns, reads_rollout
 from streamrl.config.run import Config
 from streamrl.config.training import ActorConfig
 
-MADE_COLUMNS = frozenset({"old_log_probs", "sum_pi_squared", "reward_baselines", "reward_extra_info"})
+MADE_COLUMNS = frozenset({"old_log_probs", "sum_pi_squared", "reward_baselines", "reward_extra_info", "values"})
 
 
 def given_for_loss(actor: ActorConfig) -> set[str]:
@@ -40,8 +40,6 @@ def estimator_reads_its_options(config: Config) -> None:
 def estimator_inputs_are_made(config: Config) -> None:
     name, path = config.algorithm.adv_estimator, "algorithm.adv_estimator"
     for column in needed_columns(name):
-        if column == "values":
-            raise refuse(path, f"{name} reads the column values, which a critic makes, and there is no critic yet", name, "choose another estimator")
         if column not in MADE_COLUMNS:
             raise refuse(path, f"{name} reads the column {column}, which no stage makes", name, "choose another estimator")
     if "sum_pi_squared" in needed_columns(name) and config.algorithm.rollout_correction.bypass_mode:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamrl.config import algorithm_checks, update_checks
+from streamrl.config import algorithm_checks, critic_checks, learner_checks, reward_checks, update_checks
 from streamrl.config.base import refuse
 from streamrl.config.run import Config
 from streamrl.config.tools import one_of
@@ -32,6 +32,7 @@ def names_are_given(config: Config) -> None:
     optional = (
         ("run.folder", config.run.folder),
         ("model.tokenizer_path", config.model.tokenizer_path),
+        ("critic.path", config.critic.path),
         ("cluster.address", config.cluster.address),
         ("data.cache_dir", config.data.cache_dir),
         ("data.tool_config_path", config.data.tool_config_path),
@@ -92,35 +93,16 @@ def mixtures_have_a_weight_per_file(config: Config) -> None:
         raise refuse("data.train_weights", "must be null with data.custom_cls, which alone knows its files", data.train_weights, "mix in the class")
 
 
-def mini_batches_fill_the_batch(config: Config) -> None:
-    batch, mini = config.data.train_batch_size, config.actor.ppo_mini_batch_size
-    if batch % mini:
-        raise refuse(
-            "actor.ppo_mini_batch_size",
-            f"data.train_batch_size ({batch} prompts) must be a multiple of it",
-            mini,
-            f"use a divisor of {batch}; both count prompts, not trajectories",
-        )
-
-
 def one_version_per_step(config: Config) -> None:
     if config.trainer.parameter_sync_step != 1:
         raise refuse("trainer.parameter_sync_step", "only 1 is supported: every training step publishes a version", config.trainer.parameter_sync_step, "use 1")
 
 
-def schedule_fits(config: Config) -> None:
-    trainer, optim = config.trainer, config.actor.optim
+def frequencies_are_steps(config: Config) -> None:
     for name in ("save_freq", "test_freq"):
-        value = getattr(trainer, name)
+        value = getattr(config.trainer, name)
         if value != -1 and value < 1:
             raise refuse(f"trainer.{name}", "must be -1 (only at the end) or a positive number of steps", value, "use -1 or a step count")
-    if trainer.total_training_steps is not None and optim.lr_warmup_steps > trainer.total_training_steps:
-        raise refuse(
-            "actor.optim.lr_warmup_steps",
-            f"must not exceed trainer.total_training_steps ({trainer.total_training_steps})",
-            optim.lr_warmup_steps,
-            "shorten the warm-up or train longer",
-        )
 
 
 def resume_is_unambiguous(config: Config) -> None:
@@ -181,13 +163,8 @@ def segments_fit_the_store(config: Config) -> None:
 
 
 def update_is_sane(config: Config) -> None:
-    actor, optim = config.actor, config.actor.optim
+    actor = config.actor
     limits = [
-        ("actor.optim.lr", optim.lr, optim.lr >= 0, "0 or above"),
-        ("actor.optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or above"),
-        ("actor.optim.betas", optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers from 0 up to, but not including, 1"),
-        ("actor.optim.min_lr_ratio", optim.min_lr_ratio, 0 <= optim.min_lr_ratio <= 1, "between 0 and 1"),
-        ("actor.grad_clip", actor.grad_clip, actor.grad_clip > 0, "above 0"),
         ("actor.clip_ratio", actor.clip_ratio, 0 < actor.clip_ratio < 1, "between 0 and 1"),
         ("actor.clip_ratio_low", actor.clip_ratio_low, actor.clip_ratio_low is None or 0 < actor.clip_ratio_low < 1, "null or between 0 and 1"),
         ("actor.clip_ratio_high", actor.clip_ratio_high, actor.clip_ratio_high is None or actor.clip_ratio_high > 0, "null or above 0"),
@@ -215,14 +192,6 @@ def hint_precisions_differ(config: Config) -> str | None:
     return f"rollout.dtype is {config.rollout.dtype} and learner.dtype is {config.learner.dtype}: their log-probs differ by rounding alone; use one for both"
 
 
-def hint_whole_mini_batch(config: Config) -> str | None:
-    actor = config.actor
-    if actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is not None:
-        return None
-    rows = -(-actor.ppo_mini_batch_size * config.rollout.n // config.learner.ranks)
-    return f"no micro-batch size is set: a learner rank forwards its {rows} rows of a mini-batch at once; set actor.use_dynamic_bsz=true to bound memory"
-
-
 def hint_without_effect(config: Config) -> str | None:
     data = config.data
     idle = [
@@ -245,6 +214,13 @@ def hint_no_validation(config: Config) -> str | None:
     return f"trainer.test_freq is {config.trainer.test_freq} but data.val_files is empty: nothing is validated; give a file or drop test_freq"
 
 
+def hint_equal_answers(config: Config) -> str | None:
+    val = config.rollout.val_kwargs
+    if val.n == 1 or val.temperature > 0:
+        return None
+    return f"rollout.val_kwargs.n is {val.n} with rollout.val_kwargs.temperature 0: the {val.n} greedy answers to a row are the same; set a temperature"
+
+
 _RULES: tuple[Callable[[Config], None], ...] = (
     names_are_given,
     data_is_given,
@@ -254,25 +230,30 @@ _RULES: tuple[Callable[[Config], None], ...] = (
     sample_limit_fills_a_batch,
     batches_are_those_of_a_stream,
     mixtures_have_a_weight_per_file,
-    mini_batches_fill_the_batch,
     one_version_per_step,
-    schedule_fits,
+    frequencies_are_steps,
     resume_is_unambiguous,
     sampling_is_a_distribution,
     group_sizes_are_reachable,
     leases_outlive_heartbeats,
     segments_fit_the_store,
+    *reward_checks.RULES,
     *algorithm_checks.RULES,
+    *critic_checks.RULES,
+    *learner_checks.RULES,
     *update_checks.RULES,
     update_is_sane,
     processors_are_not_negative,
 )
 _HINTS: tuple[Callable[[Config], str | None], ...] = (
+    *reward_checks.HINTS,
     *algorithm_checks.HINTS,
+    *critic_checks.HINTS,
+    *learner_checks.HINTS,
     *update_checks.HINTS,
     hint_precisions_differ,
-    hint_whole_mini_batch,
     hint_without_effect,
     hint_lonely_filter,
     hint_no_validation,
+    hint_equal_answers,
 )

@@ -1,10 +1,10 @@
-"""Sections ``data`` and ``reward``: where prompts come from and how answers are scored."""
+"""Section ``data``: where prompts come from."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+from streamrl.config.base import NonNegative, Positive, Section, Share
 
 DEFAULT_CACHE_DIR = "~/.cache/streamrl/data"
 
@@ -46,18 +46,3 @@ class CustomClass(Section, frozen=True):
 
     path: str
     name: str
-
-
-class RewardConfig(Section, frozen=True):
-    """A rule scorer is chosen by the row's ``data_source``; a custom function overrides it for every row."""
-
-    custom_reward_function: CustomFunction | None = None
-    timeout_s: Seconds = 60.0
-    turn_level: bool = False  # an interaction's turn scores are rewards too, each at the last token of its turn; otherwise they are only reported
-
-
-class CustomFunction(Section, frozen=True):
-    """``path`` is a Python file, ``name`` a function ``score(data_source, solution_str, ground_truth, extra_info)``."""
-
-    path: str
-    name: str = "compute_score"

@@ -7,9 +7,10 @@ registered by user code are unknown here: nothing is refused for them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
-AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+AggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+AGG_MODES: tuple[str, ...] = get_args(AggMode)
 
 CLIP = frozenset({"clip_ratio", "clip_ratio_low", "clip_ratio_high"})
 

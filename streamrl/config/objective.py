@@ -24,6 +24,11 @@ def uses_reference(algorithm: AlgorithmConfig, actor: ActorConfig) -> bool:
     return algorithm.use_kl_in_reward or actor.use_kl_loss
 
 
+def uses_critic(config: Config) -> bool:
+    """Whether a critic is trained: as ``critic.enable`` says, else iff the estimator reads values."""
+    return "values" in needed_columns(config.algorithm.adv_estimator) if config.critic.enable is None else config.critic.enable
+
+
 def acting_loss(algorithm: AlgorithmConfig, actor: ActorConfig) -> str:
     """``actor.policy_loss.loss_mode``, but in bypass mode the section of the correction chooses."""
     return "bypass_mode" if algorithm.rollout_correction.bypass_mode else actor.policy_loss.loss_mode
@@ -41,11 +46,13 @@ def makes_weights(algorithm: AlgorithmConfig) -> bool:
 
 
 def objective(config: Config) -> str:
-    """Estimator, loss, aggregation, correction, KL and entropy, in one line."""
+    """Estimator, loss, aggregation, correction, KL, entropy and critic, in one line."""
     algorithm, actor = config.algorithm, config.actor
     parts = [_advantage(algorithm), _loss(algorithm, actor), _correction(algorithm), _kl(algorithm, actor)]
     if actor.entropy_coeff:
         parts.append(f"minus {actor.entropy_coeff:g} entropy")
+    if uses_critic(config):
+        parts.append(_critic(config))
     return "; ".join(parts)
 
 
@@ -107,3 +114,9 @@ def _kl(algorithm: AlgorithmConfig, actor: ActorConfig) -> str:
     if actor.use_kl_loss:
         said.append(f"{actor.kl_loss_type} KL in the loss ({actor.kl_loss_coef:g})")
     return ", ".join(said) or "no KL"
+
+
+def _critic(config: Config) -> str:
+    critic, warmup = config.critic, config.trainer.critic_warmup
+    alone = f", alone in the first {warmup} step{'s' if warmup > 1 else ''}" if warmup else ""
+    return f"critic by {critic.loss_agg_mode} of the value loss (clip {critic.cliprange_value:g}), lr {critic.optim.lr:g}{alone}"

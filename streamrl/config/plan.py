@@ -6,6 +6,7 @@ Reads a resolved configuration only; opens no file and asks no machine.
 from __future__ import annotations
 
 from streamrl.config.objective import objective
+from streamrl.config.reward import scorers
 from streamrl.config.run import Config
 
 _ROW_BYTES_PER_TOKEN = 96  # upper estimate over all columns of a trajectory, prompt and answer alike
@@ -19,6 +20,7 @@ def plan(config: Config, num_rows: int | None = None) -> str:
         ("steps", _steps(config, num_rows)),
         ("a step", _step(config)),
         ("in flight", _in_flight(config)),
+        ("rewards", scorers(config.reward)),
         ("objective", objective(config)),
         ("actors", _actors(config)),
     ]

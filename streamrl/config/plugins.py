@@ -5,6 +5,7 @@
     streamrl.tool_parsers     parsers, by rollout.multi_turn.format
     streamrl.interactions     BaseInteraction subclasses, by the class_name of an interaction file
     streamrl.rewards          score functions, by data_source
+    streamrl.reward_managers  RewardManager subclasses, by reward.reward_manager
 
 A name that two packages bring is refused when it is used, not before; a launcher asks (:func:`check`) for the names that a run will use.
 """

@@ -10,13 +10,17 @@ import secrets
 import time
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from streamrl.config.data import DEFAULT_CACHE_DIR, DataConfig, RewardConfig
+from streamrl.config.batching import critic_batching
+from streamrl.config.critic import CriticConfig
+from streamrl.config.data import DEFAULT_CACHE_DIR, DataConfig
 from streamrl.config.estimators import is_group_estimator
 from streamrl.config.losses import agg_mode
+from streamrl.config.objective import uses_critic
 from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model, resolve_source
+from streamrl.config.reward import RewardConfig
 from streamrl.config.rollout import AgentConfig, DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig, default_agent_loop
 from streamrl.config.run import Config, RunConfig, TrainerConfig
 from streamrl.config.tools import one_of
@@ -38,6 +42,7 @@ def resolve(config: Config) -> Config:
         replay=_replay(config.replay, config),
         algorithm=_algorithm(config.algorithm, config.rollout.n),
         actor=_actor(config.actor),
+        critic=_critic(config),
         ref=_ref(config.ref, config.model),
         weights=_weights(config.weights, config.rollout),
         trainer=_trainer(config.trainer),
@@ -86,8 +91,13 @@ def _files(files: str | list[str]) -> list[str]:
 
 
 def _reward(reward: RewardConfig) -> RewardConfig:
-    custom = reward.custom_reward_function
-    return reward if custom is None else replace(reward, custom_reward_function=replace(custom, path=absolute(custom.path)))
+    custom, judge, model = reward.custom_reward_function, reward.judge, reward.reward_model
+    return replace(
+        reward,
+        custom_reward_function=replace(custom, path=absolute(custom.path)) if custom else None,
+        judge=replace(judge, model_path=resolve_model(judge.model_path)) if judge else None,
+        reward_model=replace(model, model_path=resolve_model(model.model_path)) if model.model_path else model,
+    )
 
 
 def _rollout(rollout: RolloutConfig) -> RolloutConfig:
@@ -117,6 +127,14 @@ def _actor(actor: ActorConfig) -> ActorConfig:
     low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
     high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
     return replace(actor, clip_ratio_low=low, clip_ratio_high=high, loss_agg_mode=agg_mode(actor))
+
+
+def _critic(config: Config) -> CriticConfig:
+    """Without a critic all else stays as it was given, so that the checks can refuse it."""
+    if not uses_critic(config):
+        return replace(config.critic, enable=False)
+    sizes = {name: value for name, value in asdict(critic_batching(config.critic, config.actor)).items() if name in CriticConfig.__struct_fields__}
+    return replace(config.critic, enable=True, path=resolve_model(config.critic.path or config.model.path), **sizes)
 
 
 def _ref(ref: RefConfig, model: ModelConfig) -> RefConfig:

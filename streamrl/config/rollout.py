@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+from streamrl.config.lora import ALL_LINEAR, LORA_ALPHA, check_lora
 from streamrl.config.multi_turn import MultiTurnConfig
 
 
@@ -14,6 +17,14 @@ class ModelConfig(Section, frozen=True):
     path: str
     tokenizer_path: str | None = None  # None: path
     trust_remote_code: bool = False
+    use_remove_padding: bool | None = None  # rows are packed one behind another, without padding; None: if the architecture can be; false: right-padded
+    enable_gradient_checkpointing: bool = False  # activations of a block are computed again for its gradient: less memory, a third more compute
+    lora_rank: NonNegative = 0  # above 0: the model stays as it is, and low-rank adapters beside its linear layers are trained, saved and published
+    lora_alpha: Annotated[float, msgspec.Meta(gt=0)] = LORA_ALPHA  # an adapter counts lora_alpha / lora_rank times
+    target_modules: str | tuple[str, ...] = ALL_LINEAR  # layers with an adapter: ends of their names; all-linear: every one but the vocabulary head
+
+    def __post_init__(self) -> None:
+        check_lora(self)
 
 
 class Timeouts(Section, frozen=True):
@@ -29,6 +40,7 @@ class Timeouts(Section, frozen=True):
 class ValKwargs(Section, frozen=True):
     """Sampling of validation."""
 
+    n: Positive = 1  # answers per row
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = -1

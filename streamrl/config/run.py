@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from streamrl.config.base import NonNegative, Positive, Seconds, Section
-from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.critic import CriticConfig
+from streamrl.config.data import DataConfig
+from streamrl.config.reward import RewardConfig
 from streamrl.config.rollout import DataplaneConfig, ModelConfig, ReplayConfig, RolloutConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, RefConfig, WeightsConfig
 
@@ -39,8 +41,10 @@ class TrainerConfig(Section, frozen=True):
     total_training_steps: Positive | None = None  # None: total_epochs
     total_epochs: Positive = 1
     parameter_sync_step: Positive = 1
+    critic_warmup: NonNegative = 0  # first steps that train the critic alone, under the starting policy
     save_freq: int = -1  # steps; -1: only at the end of the run or at an orderly stop
     max_ckpt_to_keep: Positive = 2
+    on_save_failure: Literal["stop", "continue"] = "stop"  # when a checkpoint cannot be written (a full disk): end the run, or go on without it
     test_freq: int = -1  # steps; -1: only before and after
     val_before_train: bool = True
     balance_batch: bool = True
@@ -70,6 +74,7 @@ class Config(Section, frozen=True):
     dataplane: DataplaneConfig = DataplaneConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
     ref: RefConfig = RefConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()

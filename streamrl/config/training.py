@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from streamrl.config.base import NonNegative, Positive, Seconds, Section, Share
+from streamrl.config.checkpoint import CheckpointConfig
 from streamrl.config.corrections import check_correction
 from streamrl.config.estimators import check_estimator, check_gdpo
 from streamrl.config.filter_groups import FilterGroups
-from streamrl.config.losses import check_actor, check_policy_loss
+from streamrl.config.losses import AggMode, check_actor, check_policy_loss
 
 
 class RolloutCorrection(Section, frozen=True):
@@ -84,7 +85,8 @@ class OptimConfig(Section, frozen=True):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
-    lr_warmup_steps: NonNegative = 0
+    lr_warmup_steps: NonNegative = 0  # update calls
+    lr_warmup_steps_ratio: Share = 0.0  # instead: their share of the total
     min_lr_ratio: float = 0.0
 
 
@@ -95,7 +97,8 @@ class ActorConfig(Section, frozen=True):
     ppo_epochs: Positive = 1
     ppo_micro_batch_size_per_gpu: Positive | None = None  # trajectories; static micro-batches
     use_dynamic_bsz: bool = False
-    ppo_max_token_len_per_gpu: Positive = 16384  # tokens, with use_dynamic_bsz
+    ppo_max_token_len_per_gpu: Positive = 16384  # tokens that a micro-batch computes, with use_dynamic_bsz
+    log_prob_max_token_len_per_gpu: Positive | None = None  # the same for passes without a gradient, the critic's too; None: as for updates
     shuffle: bool = False  # permutes groups between mini-batches
     data_loader_seed: int = 42
     clip_ratio: float = 0.2
@@ -104,8 +107,7 @@ class ActorConfig(Section, frozen=True):
     clip_ratio_c: float = 3.0
     tau_pos: float = 1.0  # sapo
     tau_neg: float = 1.05  # sapo
-    # None: the loss's own, token-mean for most
-    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"] | None = None
+    loss_agg_mode: AggMode | None = None  # None: the loss's own, token-mean for most
     entropy_coeff: float = 0.0
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
@@ -113,6 +115,7 @@ class ActorConfig(Section, frozen=True):
     grad_clip: float = 1.0
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
         check_actor(self)
@@ -122,6 +125,7 @@ class RefConfig(Section, frozen=True):
     """The reference policy of a KL: frozen, on the learner ranks. It stays the starting model after a resume."""
 
     path: str | None = None  # None: model.path
+    param_offload: bool | None = None  # its weights lie in the CPU's memory; None: learner.param_offload
 
 
 class LearnerConfig(Section, frozen=True):
@@ -131,6 +135,13 @@ class LearnerConfig(Section, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # compute; master weights and reductions are float32
     num_threads: NonNegative = 0  # torch threads of a rank; 0: cores shared out evenly
     num_gpus_per_rank: float = 0.0
+    fsdp_size: int = -1  # ranks that share one copy of the weights, a divisor of ranks; -1: all of them
+    reshard_after_forward: bool = True  # give a block's gathered weights back before its backward pass
+    param_offload: bool = False  # weights, gradients and optimizer state lie in the CPU's memory, and the optimizer runs there
+    optimizer_offload: bool = False  # optimizer state lies in the CPU's memory between steps
+    shared_prompts: bool = True  # rows of a micro-batch with equal prompts compute them once; needs the packed layout of model.use_remove_padding
+    workload_linear: Positive = 24576  # a row of l tokens costs this times l, plus l squared; a dense model of 7B parameters has this ratio
+    sync_every_micro_batch: bool = False  # reduce gradients after every micro-batch: no rank holds a whole gradient
     max_consecutive_skips: Positive = 3
     step_timeout_s: Seconds = 1800.0  # one stage of a step; a rank hung in a collective ends the run by then
 

@@ -24,6 +24,7 @@ from streamrl.data.media import Row, has_media
 from streamrl.data.rules import check_row
 from streamrl.data.wire import check_names, check_wire
 from streamrl.errors import DataError
+from streamrl.protocol.answer import wants_model
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -33,8 +34,10 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     num_train_rows: int | None  # after data.max_samples; None: known to data.custom_cls alone
     num_val_rows: int | None  # after data.val_max_samples
-    sources: dict[str, int]  # data_source -> rows of train and val
+    sources: dict[str, int]  # data_source -> rows of train and val, without those that a model scores
     agent_names: list[str]  # agent loops that rows ask for
+    num_model_rows: int = 0  # rows of train that a model scores (reward_model.style "model")
+    num_val_model_rows: int = 0
     interaction_names: list[str | None] = []  # interactions that rows ask for; None: rows of no agent loop of their own that name none
 
 
@@ -49,11 +52,14 @@ def check_files(data: DataConfig, *, rule_rewards: bool = True) -> DataSummary:
         return DataSummary(num_train_rows=None, num_val_rows=None, sources={}, agent_names=[])
     train = [row for rows in _text_only(data.train_files, data, rule_rewards) for row in rows]
     val = [row for rows in _text_only(data.val_files, data, rule_rewards) for row in rows] if data.val_files else []
-    sources = collections.Counter(str(row.get(data.reward_fn_key)) for row in (*train, *val) if row.get(data.reward_fn_key) is not None)
+    by_rule = [row for row in (*train, *val) if not wants_model(row)]
+    sources = collections.Counter(str(row.get(data.reward_fn_key)) for row in by_rule if row.get(data.reward_fn_key) is not None)
     return DataSummary(
         num_train_rows=limited(len(train), data.max_samples),
         num_val_rows=limited(len(val), data.val_max_samples),
         sources=dict(sources),
+        num_model_rows=sum(map(wants_model, train)),
+        num_val_model_rows=sum(map(wants_model, val)),
         agent_names=sorted({row["agent_name"] for row in (*train, *val) if row.get("agent_name")}),
         interaction_names=sorted({_interaction_name(row) for row in (*train, *val) if _meets_interactions(row)}, key=str),
     )

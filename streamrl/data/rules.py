@@ -13,6 +13,7 @@ from streamrl.config.data import DataConfig
 from streamrl.config.tools import check_selection
 from streamrl.data.media import Row, with_media
 from streamrl.errors import DataError, WrongData
+from streamrl.protocol.answer import wants_model
 
 _EXTRA_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "index": ((int, str), "a number or text"),
@@ -23,7 +24,7 @@ _EXTRA_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def check_row(row: Any, data: DataConfig, *, rule_rewards: bool) -> None:
-    """DataError for the first rule that ``row`` breaks; ``rule_rewards`` asks for data_source and ground_truth too."""
+    """DataError for the first rule that ``row`` breaks; ``rule_rewards`` asks for data_source and ground_truth too, unless a model scores the row."""
     if not isinstance(row, dict):
         raise DataError(f"a row is an object, got {type(row).__name__}; write one JSON object per row")
     if not isinstance(row.get("agent_name") or "", str):
@@ -35,8 +36,10 @@ def check_row(row: Any, data: DataConfig, *, rule_rewards: bool) -> None:
     _check_prompt(row, data.prompt_key)
     with_media(row, data)
     _check_extra_info(row.get("extra_info"))
+    if not isinstance(row.get("reward_model") or {}, dict):
+        raise DataError(f"field 'reward_model' is an object like {{style: rule, ground_truth: ...}}, got {_short(row['reward_model'])}; correct it")
     check_selection(data, row.get("extra_info"))
-    if rule_rewards:
+    if rule_rewards and not wants_model(row):
         _check_source(row, data.reward_fn_key)
         _check_ground_truth(row)
 

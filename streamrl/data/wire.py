@@ -20,7 +20,16 @@ from streamrl.protocol.fields import TRAJECTORY_FIELDS
 # Columns that the dataset makes of extra_info and the prompt, and what the loader adds.
 DATASET_COLUMNS = frozenset({"raw_prompt", "index", "tools_kwargs", "interaction_kwargs", "dummy_tensor"})
 # Columns that rollout, store and learner make. A column of the file with such a name would be replaced, or would replace it.
-TRAJECTORY_COLUMNS = frozenset(TRAJECTORY_FIELDS) | {"uid", "stop_reason", "reward_extra_info", "turn_scores", "tool_rewards", "attention_mask", "is_padding"}
+TRAJECTORY_COLUMNS = frozenset(TRAJECTORY_FIELDS) | {
+    "uid",
+    "stop_reason",
+    "reward_extra_info",
+    "turn_scores",
+    "tool_rewards",
+    "tool_outcomes",
+    "attention_mask",
+    "is_padding",
+}
 
 MAX_DEPTH = 100  # far below Python's limit of frames, of which a copy takes two a level
 _CONTAINERS = (dict, list, tuple)

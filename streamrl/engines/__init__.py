@@ -21,13 +21,13 @@ _EXTRAS = {
 }
 
 
-def require(engine: str) -> None:
+def require(engine: str, key: str = "rollout.engine") -> None:
     """EngineNotInstalled when the package behind ``engine`` is absent. Looks for the package without importing it."""
     if engine not in _EXTRAS:
         return
     package, todo = _EXTRAS[engine]
     if importlib.util.find_spec(package) is None:
-        raise EngineNotInstalled(f"$.rollout.engine: {engine!r} needs the package {package}, got none installed; {todo}")
+        raise EngineNotInstalled(f"$.{key}: {engine!r} needs the package {package}, got none installed; {todo}")
 
 
 def create(model: ModelConfig, rollout: RolloutConfig, *, name: str, max_model_len: int, seed: int, threads: int = 1) -> Engine:

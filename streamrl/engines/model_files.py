@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 
 
 class ModelTensors(msgspec.Struct, frozen=True):
-    """``shapes`` of the parameters by name, tied ones once; ``aliases`` maps further names of tied ones to those."""
+    """``shapes`` of the parameters by name, tied ones once; ``aliases`` maps further names of tied ones to those. ``adapter``: shapes
+    of the adapters' tensors; when there are any, they alone are published."""
 
     shapes: dict[str, tuple[int, ...]]
     aliases: dict[str, str]
+    adapter: dict[str, tuple[int, ...]] = {}
 
     def check(self, manifest: WeightManifest) -> None:
-        """WeightMismatch unless the manifest holds exactly these tensors in these shapes."""
-        checked_names(self.shapes, manifest, self.aliases)
+        """WeightMismatch unless the manifest holds exactly the tensors that are published, in their shapes."""
+        shapes = self.adapter or self.shapes
+        checked_names(shapes, manifest, self.aliases)
+        if bool(self.adapter) != (manifest.adapter is not None):
+            raise WeightMismatch(f"tensors of an adapter come with a record of its layers and its base, got version {manifest.version} without; publish again")
         for record in manifest.tensors:
-            expected = self.shapes[self.aliases.get(record.name, record.name)]
+            expected = shapes[self.aliases.get(record.name, record.name)]
             if tuple(record.shape) != expected:
                 raise WeightMismatch(
                     f"tensor {record.name!r} must have shape {expected}, got {tuple(record.shape)} in version {manifest.version}; "
@@ -38,8 +43,10 @@ class ModelTensors(msgspec.Struct, frozen=True):
                 )
 
 
-def tensors_of(model: torch.nn.Module) -> ModelTensors:
-    """Names, shapes and ties of a model built by transformers."""
+def tensors_of(model: torch.nn.Module, config: ModelConfig) -> ModelTensors:
+    """Names, shapes, ties and adapters of a model built by transformers."""
+    from streamrl.weights.adapter import adapted_layers, adapter_shapes
+
     shapes: dict[str, tuple[int, ...]] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -49,7 +56,7 @@ def tensors_of(model: torch.nn.Module) -> ModelTensors:
         else:
             first[id(parameter)] = name
             shapes[name] = tuple(parameter.shape)
-    return ModelTensors(shapes, aliases)
+    return ModelTensors(shapes, aliases, adapter_shapes(adapted_layers(model, config), shapes, config.lora_rank))
 
 
 def tensors_of_folder(model: ModelConfig) -> ModelTensors:
@@ -61,7 +68,7 @@ def tensors_of_folder(model: ModelConfig) -> ModelTensors:
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     built.tie_weights()
-    return tensors_of(built)
+    return tensors_of(built, model)
 
 
 def eos_ids(model: ModelConfig) -> frozenset[int]:

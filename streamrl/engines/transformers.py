@@ -2,7 +2,8 @@
 
 Guarantees: a weight update pauses the loop between two batches, copies in place and resumes, so no sequence is lost or recomputed and each token is
 stamped with the version that computed it (``transformers_sampling``); every tensor is hashed and every name compared before the first one is copied,
-so a bad snapshot leaves the old version serving; a request that starts after an update shares no cache block with an older version.
+so a bad snapshot leaves the old version serving; a request that starts after an update shares no cache block with an older version. Adapters are merged
+into the base that was loaded at the start, of which a copy stays in memory.
 
 Doesn't know: per-request seeds (one seed for the whole engine), speculative decoding, tensor parallelism. Cache blocks hold 32 tokens.
 """
@@ -14,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from streamrl.engines.transformers_sampling import Job, processors
 from streamrl.errors import Closed, ConfigError, EngineError, WaitTimeout
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.weights import WeightManifest, WeightReport
+from streamrl.weights.adapter import KeptBase
 from streamrl.weights.reader import read_tensors
 
 _log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class TransformersEngine:
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._control = asyncio.Lock()  # one update or score at a time; generation takes no lock
+        self._base = KeptBase()
         self._swap_lock = threading.Lock()  # an update whose caller gave up may still be copying
         self._broken: BaseException | None = None
         self._closed = False
@@ -76,7 +79,7 @@ class TransformersEngine:
         )
         self._model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
         self._eos_ids = model_files.eos_ids(self._model_config)
-        self._tensors = model_files.tensors_of(self._model)
+        self._tensors = model_files.tensors_of(self._model, self._model_config)
         self._manager = self._model.init_continuous_batching(GenerationConfig(do_sample=True, eos_token_id=-1), self._batching())
         self._manager.logit_processor = processors(lambda: self.version)
         self._manager.batch_processor = self._manager._create_batch_processor()
@@ -185,16 +188,17 @@ class TransformersEngine:
             check_successor(manifest, self.version, self._name)
             began = time.perf_counter()
             parameters = dict(self._model.named_parameters(remove_duplicate=False))
-            pairs = [(parameters[name], tensor) for name, tensor in read_tensors(manifest, verify=True)]
+            tensors = dict(read_tensors(manifest, verify=True))
+            values = tensors.items() if manifest.adapter is None else self._base.merged(manifest.adapter, tensors, parameters)
             with self._manager.pause():
                 paused = time.perf_counter()
-                self._copy(pairs)
+                self._copy((parameters[name], value) for name, value in values)
                 _forget_prefixes(self._manager)
                 self.version = manifest.version
                 done = time.perf_counter()
             return done - paused, done - began
 
-    def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         try:
             with torch.no_grad():
                 for parameter, tensor in pairs:

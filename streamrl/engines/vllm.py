@@ -71,7 +71,8 @@ class VllmEngine:
             async with asyncio.timeout(limit_s):
                 self._eos_ids = await asyncio.to_thread(model_files.eos_ids, self._model)
                 self._tensors = await asyncio.to_thread(model_files.tensors_of_folder, self._model)
-                llm = await asyncio.to_thread(self._build)
+                await asyncio.to_thread(self._build)
+                llm = self._alive()
                 self._pids = pids_of(llm)
                 await llm.update_weight_version(str(self.version))
                 await self._warm_up()
@@ -89,8 +90,8 @@ class VllmEngine:
             async for _ in llm.generate(tokens_input([0], cache_salt="warm-up"), sampling, f"warm-up#{next(self._numbers)}"):
                 pass
 
-    def _build(self) -> AsyncLLM:
-        """Keeps what it builds, so that ``stop`` finds it even when ``start`` has timed out."""
+    def _build(self) -> None:
+        """Keeps what it builds, so that ``stop`` finds it even when ``start`` has timed out, and nobody else holds it after that."""
         import torch
 
         on_cpu = not torch.cuda.is_available()
@@ -99,7 +100,6 @@ class VllmEngine:
 
         arguments = engine_args(self._model, self._rollout, self._max_model_len, self._seed, on_cpu)
         self._llm = AsyncLLM.from_engine_args(arguments)
-        return self._llm
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """EngineError with the cause when vLLM fails; WaitTimeout after ``rollout.timeouts.generate_s``."""

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from streamrl.errors import ProtocolError
 
 LINEAR = 24576
 Parts = list[list[int]]
+
+
+class Prompt(NamedTuple):
+    """What rows with equal prompts have in common: a name of it, and its length."""
+
+    name: int | str
+    tokens: int
+
 
 _PADDING_SHARE = 0.04  # a micro-batch is closed rather than padded beyond this
 _MIN_TOKENS = 2048  # below this, starting a pass costs more than the padding it saves
@@ -28,13 +37,18 @@ def balanced_partitions(lengths: Sequence[int], k: int, equal_size: bool = False
     >>> balanced_partitions([7, 9, 8, 8, 10, 12], 2)
     [[0, 3, 5], [1, 2, 4]]
     """
-    if k < 1 or len(lengths) < k:
-        raise ProtocolError(f"every part gets an item, got {len(lengths)} items for {k} parts; ask for fewer parts")
-    if equal_size and len(lengths) % k:
-        raise ProtocolError(f"equal parts need a multiple of {k} items, got {len(lengths)}; add padding rows or drop equal_size")
-    parts = _difference(_first_states(lengths, k, equal_size, linear), k)
+    return partition_works([workload(length, linear) for length in lengths], k, equal_size)
+
+
+def partition_works(works: Sequence[int], k: int, equal_size: bool = False) -> Parts:
+    """The same for items of known work."""
+    if k < 1 or len(works) < k:
+        raise ProtocolError(f"every part gets an item, got {len(works)} items for {k} parts; ask for fewer parts")
+    if equal_size and len(works) % k:
+        raise ProtocolError(f"equal parts need a multiple of {k} items, got {len(works)}; add padding rows or drop equal_size")
+    parts = _difference(_first_states(works, k, equal_size), k)
     if not all(parts):
-        raise ProtocolError(f"every part gets an item, got an empty one among {k} parts of {len(lengths)} items; ask for fewer parts")
+        raise ProtocolError(f"every part gets an item, got an empty one among {k} parts of {len(works)} items; ask for fewer parts")
     return parts
 
 
@@ -42,9 +56,9 @@ _Part = tuple[int, list[int]]  # (workload, indices)
 _State = tuple[int, int, list[_Part]]  # (minus the spread, order of creation, parts by falling workload)
 
 
-def _first_states(lengths: Sequence[int], k: int, equal_size: bool, linear: int) -> list[_State]:
+def _first_states(works: Sequence[int], k: int, equal_size: bool) -> list[_State]:
     """One state per item, or per ``k`` items of like workload when all parts must have equal size."""
-    items = sorted((workload(length, linear), i) for i, length in enumerate(lengths))
+    items = sorted((work, i) for i, work in enumerate(works))
     step = k if equal_size else 1
     states = []
     for start in range(0, len(items), step):
@@ -79,18 +93,60 @@ def micro_batches(
         size = max_rows or max(1, len(lengths))
         parts = [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
     else:
-        parts = _smallest_at_the_ends(_bins(lengths, max_tokens, count, linear), lengths, linear)
+        parts = _budgeted(lengths, [workload(length, linear) for length in lengths], max_tokens, count)
     return parts + [[] for _ in range((count or 0) - len(parts))]
 
 
-def _bins(lengths: Sequence[int], max_tokens: int, count: int | None, linear: int) -> Parts:
-    """Balanced bins when they keep the budget, else the first-fit-decreasing pack, which always does."""
-    pack = first_fit_decreasing(lengths, max_tokens)
-    wanted = min(max(len(pack), count or 0), len(lengths))
-    if wanted <= 1:
-        return pack
-    balanced = balanced_partitions(lengths, wanted, linear=linear)
-    return balanced if all(sum(lengths[i] for i in part) <= max_tokens for part in balanced) else pack
+def grouped_micro_batches(
+    lengths: Sequence[int], prompts: Sequence[Prompt], *, max_tokens: int, max_group_tokens: int | None = None, count: int | None = None, linear: int = LINEAR
+) -> Parts:
+    """By tokens, when rows of a micro-batch with equal prompts compute them once: such rows stay together as far as the budget allows.
+
+    Two rows of a prompt of 6 tokens and one of 3, with responses of 2, take 10 + 5 tokens. ``max_group_tokens`` lets rows of one prompt exceed
+    ``max_tokens`` up to it, in a micro-batch of their own.
+
+    >>> grouped_micro_batches([8, 8, 5], [Prompt("a", 6), Prompt("a", 6), Prompt("b", 3)], max_tokens=10)
+    [[2], [0, 1]]
+    """
+    bundles = _bundles(lengths, prompts, max_group_tokens or max_tokens)
+    tokens = [min(computed_tokens(lengths, prompts, bundle), max_tokens) for bundle in bundles]
+    works = [shared_workload(lengths, prompts, bundle, linear) for bundle in bundles]
+    parts = [sorted(i for b in part for i in bundles[b]) for part in _budgeted(tokens, works, max_tokens, count)]
+    return parts + [[] for _ in range((count or 0) - len(parts))]
+
+
+def computed_tokens(lengths: Sequence[int], prompts: Sequence[Prompt], rows: Sequence[int]) -> int:
+    """Of these rows in one micro-batch, each prompt once."""
+    again = sum(lengths[i] - prompts[i].tokens for i in rows)
+    return again + sum(prompt.tokens for prompt in {prompts[i] for i in rows})
+
+
+def shared_workload(lengths: Sequence[int], prompts: Sequence[Prompt], rows: Sequence[int], linear: int = LINEAR) -> int:
+    """Of these rows on one rank, each prompt once: ``workload`` where no two prompts are equal."""
+    rows_work = sum(workload(lengths[i], linear) for i in rows)
+    return rows_work - sum(workload(prompts[i].tokens, linear) for i in rows) + sum(workload(prompt.tokens, linear) for prompt in {prompts[i] for i in rows})
+
+
+def _bundles(lengths: Sequence[int], prompts: Sequence[Prompt], max_tokens: int) -> Parts:
+    """The rows of each prompt, in several bundles where one exceeds ``max_tokens``; each bundle has the prompt."""
+    alike: dict[Prompt, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        alike.setdefault(prompt, []).append(i)
+    packs = ((rows, first_fit_decreasing([lengths[i] - prompt.tokens for i in rows], max_tokens - prompt.tokens)) for prompt, rows in alike.items())
+    return [[rows[j] for j in part] for rows, pack in packs for part in pack]
+
+
+def _budgeted(tokens: Sequence[int], works: Sequence[int], max_tokens: int, count: int | None) -> Parts:
+    """Balanced parts when they keep the budget, else the first-fit-decreasing pack, which always does; the largest in the middle: memory grows and
+    shrinks smoothly, and pipelined ranks fill and drain on small ones."""
+    parts = first_fit_decreasing(tokens, max_tokens)
+    wanted = min(max(len(parts), count or 0), len(tokens))
+    if wanted > 1:
+        balanced = partition_works(works, wanted)
+        if all(sum(tokens[i] for i in part) <= max_tokens for part in balanced):
+            parts = balanced
+    falling = sorted(parts, key=lambda part: (-sum(works[i] for i in part), part))
+    return falling[0::2][::-1] + falling[1::2]
 
 
 def first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> Parts:
@@ -111,12 +167,6 @@ def first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> Parts:
         bins[place].append(i)
         room[place] -= lengths[i]
     return [sorted(part) for part in bins]
-
-
-def _smallest_at_the_ends(parts: Parts, lengths: Sequence[int], linear: int) -> Parts:
-    """Largest in the middle: memory grows and shrinks smoothly, and pipelined ranks fill and drain on small ones."""
-    falling = sorted(parts, key=lambda part: (-sum(workload(lengths[i], linear) for i in part), part))
-    return falling[0::2][::-1] + falling[1::2]
 
 
 def padded_micro_batches(lengths: Sequence[int], *, max_tokens: int | None = None, max_rows: int | None = None, count: int | None = None) -> Parts:

@@ -15,6 +15,7 @@ from torch import Tensor
 from streamrl.config.objective import needed_columns, reads_rollout_log_probs
 from streamrl.config.training import AlgorithmConfig
 from streamrl.errors import ConfigError, MissingField
+from streamrl.learner.judge import check_finite
 from streamrl.learner.rows import Column
 from streamrl.protocol.meta import KVBatchMeta
 
@@ -51,15 +52,16 @@ class BatchColumns:
         return [row[:length] for row, length in zip(values_BR, self.lengths, strict=True)]
 
 
-def read_batch(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig) -> BatchColumns:
-    """One get for what must be there, one for the engine's log-probs."""
+def read_batch(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmConfig, *, with_values: bool = False) -> BatchColumns:
+    """One get for what must be there, one for the engine's log-probs. ``with_values``: there is a critic, and an estimator of user code may read it."""
     version = (batch.extra_info or {}).get("version")
-    names = [*_BASE, *further_columns(algorithm), *([] if version is None else ["rollout_versions"])]
+    others = list(dict.fromkeys([*further_columns(algorithm), *(["values"] if with_values else [])]))
+    names = [*_BASE, *others, *([] if version is None else ["rollout_versions"])]
     columns = get(store, batch, list(dict.fromkeys(names)))
     mask = Column.of(columns["response_mask"])
     base = {name: Column.of(columns[name]).padded() for name in _BASE}
     lags = None if version is None else (version - Column.of(columns["rollout_versions"]).padded()).clamp(min=0)
-    further = {name: _value(columns[name]) for name in further_columns(algorithm)}
+    further = {name: _value(columns[name]) for name in others}
     return BatchColumns(**base, rollout_log_probs=_rollout_log_probs(store, batch, algorithm), further=further, lags=lags, lengths=mask.lengths().tolist())
 
 
@@ -94,6 +96,19 @@ def _rollout_log_probs(store: Columns, batch: KVBatchMeta, algorithm: AlgorithmC
         if not reads_rollout_log_probs(algorithm):
             return None
         raise missing_log_probs() from error
+
+
+def copy_log_probs(store: Columns, share: KVBatchMeta) -> None:
+    """Bypass mode: the policy that sampled is the old one. No pass, no collective."""
+    if not len(share):
+        return
+    try:
+        columns = get(store, share, ["response_mask", "rollout_log_probs"])
+    except MissingField as error:
+        raise missing_log_probs() from error
+    rollout, mask = (Column.of(columns[name]) for name in ("rollout_log_probs", "response_mask"))
+    check_finite({"rollout_log_probs": rollout.padded()}, mask.padded(), share.keys)
+    store.kv_batch_put_by_meta(share, {"old_log_probs": columns["rollout_log_probs"]})
 
 
 def missing_log_probs() -> ConfigError:

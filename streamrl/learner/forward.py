@@ -1,9 +1,9 @@
 """Log-probs and entropies of selected tokens. The vocabulary head runs at the positions that score them, not over prompts and padding.
 
-Rows are right-padded and attention is causal, so no real token can see padding: no attention mask is needed or built. The log-prob of a
-token comes from the output one position earlier, divided by the temperature it was sampled at, in float32.
+The log-prob of a token comes from the output one position earlier, divided by the temperature it was sampled at, in float32. The head's products run in
+the model's dtype, for as many tokens at a time as give ``CHUNK_LOGITS`` logits: memory grows with neither the vocabulary nor the sequence.
 
-Shapes: B rows, L tokens, N selected tokens, H hidden, V vocabulary.
+Shapes: N selected tokens, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from streamrl.errors import ConfigError
+from streamrl.learner.packing import Inputs
+from streamrl.learner.token_statistics import TokenStatistics
 
-CHUNK_TOKENS = 2048  # float32 logits alive at once: this times the vocabulary
+CHUNK_LOGITS = 1 << 27  # 512 MiB in float32; smaller chunks add a gradient of the whole head more often
 _LOGIT_RESCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # what some architectures do after the head
 
 
@@ -26,6 +28,13 @@ class Scored(NamedTuple):
     log_probs: Tensor
     entropy: Tensor
     sum_pi_squared: Tensor
+
+
+def selected_hidden(policy: nn.Module, inputs: Inputs) -> Tensor:
+    """What the model's last layer says where a selected token is scored, [N, H]: what a head reads."""
+    packed = {} if inputs.packing is None else {"position_ids": inputs.positions, "packing": inputs.packing}
+    hidden = policy.get_decoder()(input_ids=inputs.ids, use_cache=False, **packed).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, inputs.sources_N)
 
 
 class TokenScorer(nn.Module):
@@ -38,26 +47,15 @@ class TokenScorer(nn.Module):
             raise ConfigError(f"$.model.path: the learner reads the head's plain logits, got an architecture with {', '.join(rescaled)}; choose another model")
         self.policy = policy
 
-    def forward(self, ids_BL: Tensor, rows_N: Tensor, columns_N: Tensor, temperature: float, with_entropy: bool, with_squares: bool) -> Scored:
-        """Of the tokens after ``(rows, columns)``."""
-        hidden_BLH = self.policy.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
-        hidden_NH = hidden_BLH[rows_N, columns_N]
-        labels_N = ids_BL[rows_N, columns_N + 1]
-        chunks = list(zip(hidden_NH.split(CHUNK_TOKENS), labels_N.split(CHUNK_TOKENS), strict=True))
-        recompute = torch.is_grad_enabled() and len(chunks) > 1
+    def forward(self, inputs: Inputs, temperature: float, with_entropy: bool, with_squares: bool) -> Scored:
+        hidden_NH = selected_hidden(self.policy, inputs)
+        size = max(1, CHUNK_LOGITS // self.policy.config.get_text_config().vocab_size)
+        chunks = list(zip(hidden_NH.split(size), inputs.labels_N.split(size), strict=True))
+        recompute = torch.is_grad_enabled() and len(chunks) > 1  # one chunk is within the bound as it is, and a second product costs a third of the head
         how = (temperature, with_entropy, with_squares)
         scored = [checkpoint(self._score, *chunk, *how, use_reentrant=False) if recompute else self._score(*chunk, *how) for chunk in chunks]
         return Scored(*(torch.cat(parts) for parts in zip(*scored, strict=True)))
 
     def _score(self, hidden_NH: Tensor, labels_N: Tensor, temperature: float, with_entropy: bool, with_squares: bool) -> Scored:
-        logits_NV = self.policy.get_output_embeddings()(hidden_NH).float()
-        if temperature != 1.0:
-            logits_NV = logits_NV / temperature
-        normaliser_N = logits_NV.logsumexp(-1)
-        log_probs_N = logits_NV.gather(-1, labels_N[:, None]).squeeze(-1) - normaliser_N
-        nothing = log_probs_N.new_empty(0)
-        if not (with_entropy or with_squares):
-            return Scored(log_probs_N, nothing, nothing)
-        probs_NV = (logits_NV - normaliser_N[:, None]).exp()
-        entropy_N = normaliser_N - (probs_NV * logits_NV).sum(-1) if with_entropy else nothing
-        return Scored(log_probs_N, entropy_N, probs_NV.square().sum(-1) if with_squares else nothing)
+        logits_NV = self.policy.get_output_embeddings()(hidden_NH)
+        return Scored(*TokenStatistics.apply(logits_NV, labels_N, temperature, with_entropy, with_squares))

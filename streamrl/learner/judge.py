@@ -27,7 +27,7 @@ from streamrl.algorithms.kl_control import KLController
 from streamrl.algorithms.losses import session_weights
 from streamrl.config.training import AlgorithmConfig
 from streamrl.errors import ProtocolError
-from streamrl.learner.judge_metrics import length_metrics, reward_metrics, token_metrics
+from streamrl.learner.judge_metrics import length_metrics, reward_metrics, token_metrics, value_metrics
 from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import StageReport
 
@@ -97,7 +97,7 @@ def judge(
     final, returns = torch.where(kept, raw_advantages, zero), torch.where(kept, raw_returns, zero)
     check_finite({"advantages": final}, kept, keys)
     metrics = correction.metrics | kl_metrics | reward_metrics(samples, penalised, final, returns, kept) | length_metrics(response_mask)
-    metrics |= token_metrics(response_mask, kept, columns.get("entropy"))
+    metrics |= token_metrics(response_mask, kept, columns.get("entropy")) | value_metrics(columns.get("values"), returns, kept)
     weights = session_weights([key.uid + f"_{key.session_id}" for key in parsed], kept)
     report = StageReport(metrics, _rejections(keys, samples, large_B.tolist()))
     return Judgement(scores, penalised, final, returns, kept.long(), correction.weights, weights, report)

@@ -32,6 +32,14 @@ def reward_metrics(samples: Samples, rewards_BR: Tensor, advantages_BR: Tensor, 
     }
 
 
+def value_metrics(values_BR: Tensor | None, returns_BR: Tensor, kept_BR: Tensor) -> dict[str, float]:
+    """The critic's values per trained token, and the share of the returns' variance that they explain: 1 is perfect, 0 no better than a constant."""
+    if values_BR is None or int(kept_BR.sum()) < 2:
+        return {}
+    values, returns = values_BR[kept_BR].double(), returns_BR[kept_BR].double()
+    return spread("critic/values", values.numpy()) | {"critic/vf_explained_var": float(1 - (returns - values).var() / (returns.var() + 1e-5))}
+
+
 def token_metrics(response_mask_BR: Tensor, kept_BR: Tensor, entropy_BR: Tensor | None) -> dict[str, float]:
     """The share of model tokens without a loss; how the entropy spreads (its mean is the scoring stage's)."""
     metrics = {"training/rejected_token_share": rejected_share(response_mask_BR, kept_BR)}

@@ -29,11 +29,11 @@ class UpdateMonitor:
         self._parts.append(torch.stack([log_ratio_N, advantages_N]).float())
 
     def metrics(self, comm: Comm) -> dict[str, float]:
-        """``actor/`` ratio quantiles, KL three ways, the share of tokens that each side clips, and how evenly the ratios weigh."""
+        """Ratio quantiles, KL three ways, the share of tokens that each side clips, and how evenly the ratios weigh."""
         local = torch.cat(self._parts, dim=1) if self._parts else torch.zeros(2, 0)
         (log_ratio, advantages), _ = comm.gather(local)
         log_ratio, advantages = log_ratio[None], advantages[None]
         mask, (low, high) = torch.ones_like(log_ratio, dtype=torch.bool), self._range
         found = policy_diagnostics(torch.zeros_like(log_ratio), log_ratio, advantages, mask, low=low, high=high)
         found["ratio_ess"] = effective_sample_size(log_ratio.clamp(-20.0, 20.0).exp(), mask)
-        return {f"actor/{name}": value for name, value in found.items()}
+        return found

@@ -18,23 +18,34 @@ from tensordict import TensorDict
 
 from streamrl.algorithms import advantages
 from streamrl.algorithms.kl_control import kl_controller
+from streamrl.config.batching import critic_batching
+from streamrl.config.critic import CriticConfig
+from streamrl.config.data import DataConfig
 from streamrl.config.objective import needed_columns, uses_reference
+from streamrl.config.reward import RewardConfig
 from streamrl.config.rollout import ModelConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, RefConfig, WeightsConfig
-from streamrl.errors import ConfigError, MissingField, RunFailed
-from streamrl.learner import checkpoint
-from streamrl.learner.batch_columns import Columns, get, missing_log_probs, read_batch, read_sessions
+from streamrl.errors import ConfigError, RunFailed
+from streamrl.learner import lora
+from streamrl.learner.batch_columns import Columns, copy_log_probs, get, read_batch, read_sessions
+from streamrl.learner.checkpoint import Checkpointer
 from streamrl.learner.comm import Comm, Rendezvous
-from streamrl.learner.engine import PolicyEngine, choose_device, load_policy
-from streamrl.learner.judge import check_finite, judge
+from streamrl.learner.critic import Critic, CriticLesson, value_rows
+from streamrl.learner.engine import PolicyEngine
+from streamrl.learner.judge import judge
 from streamrl.learner.judge_metrics import session_metrics, tag_metrics
-from streamrl.learner.objective import Objective, counts_sessions
-from streamrl.learner.publish import make_probe, write_version
-from streamrl.learner.reference import ReferencePolicy
-from streamrl.learner.rows import Column, Rows
-from streamrl.learner.scoring import score_rows, score_tokens
-from streamrl.learner.update import PolicyUpdate
-from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
+from streamrl.learner.loading import open_policy
+from streamrl.learner.memory import memory_metrics
+from streamrl.learner.objective import Objective
+from streamrl.learner.policy_update import PolicyLesson
+from streamrl.learner.publish import VersionWriter, make_probe
+from streamrl.learner.reference import open_reference
+from streamrl.learner.reward_model import RewardModel
+from streamrl.learner.rows import Rows
+from streamrl.learner.scoring import Scorer, score_rows, score_tokens
+from streamrl.learner.sharding import choose_device
+from streamrl.learner.update import Update
+from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import Probe, WeightManifest
 from streamrl.telemetry.samples import SampleWriter
@@ -59,16 +70,21 @@ class LearnerRank:
         weights_dir: Path,
         rank: int,
         ranks: int,
+        critic: CriticConfig | None = None,  # None: no critic
+        reward: RewardConfig = RewardConfig(),
+        data: DataConfig | None = None,  # for a reward model
         loss_scale_factor: float | None = None,  # seq-mean-token-sum-norm: data.max_response_length
         samples: SampleWriter | None = None,  # None: no step leaves a sample
     ) -> None:
         if temperature <= 0:
             raise ConfigError(f"$.rollout.temperature: training needs the sampled distribution, got {temperature}; set it above 0 (greedy is for validation)")
-        if actor.loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
-            raise ConfigError("$.actor.loss_agg_mode: seq-mean-token-sum-norm divides by a constant, got none; pass data.max_response_length")
+        for name, section in (("actor", actor), ("critic", critic)):
+            if section is not None and section.loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
+                raise ConfigError(f"$.{name}.loss_agg_mode: seq-mean-token-sum-norm divides by a constant, got none; pass data.max_response_length")
         self._model, self._actor, self._algorithm, self._learner, self._weights = model, actor, algorithm, learner, weights
         self._rollout_dtype, self._temperature, self._seed = getattr(torch, rollout_dtype), temperature, seed
         self._store, self._weights_dir = store, Path(weights_dir)
+        self._critic_config, self._reward, self._data, self._scale = critic, reward, data, loss_scale_factor
         self.rank, self.ranks = rank, ranks
         self._samples = samples
         self._rendezvous: Rendezvous | None = None
@@ -76,9 +92,13 @@ class LearnerRank:
         advantages.get(algorithm.adv_estimator)
         self._ref, self._controller = ref, kl_controller(algorithm.kl_ctrl)
         self._engine: PolicyEngine | None = None
-        self._reference: ReferencePolicy | None = None
-        self._update: PolicyUpdate | None = None
-        self._last: LastUpdate | None = None
+        self._versions: VersionWriter | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._reference: Scorer | None = None
+        self._critic: Critic | None = None
+        self._reward_model: RewardModel | None = None
+        self.updates: dict[str, Update] = {}  # of "actor" and, when there is one, "critic"
+        self._last: StepUpdates | None = None
 
     def open_rendezvous(self, host: str) -> str:
         """Rank 0: the "host:port" at which all ranks meet; pass it to every rank's ``start``."""
@@ -92,18 +112,31 @@ class LearnerRank:
         torch.manual_seed(self._seed + self.rank)
         device = choose_device(self._learner)
         comm = Comm.join(self.rank, self.ranks, device, rendezvous=rendezvous, held=self._rendezvous, timeout_s=self._learner.step_timeout_s)
-        self._engine = PolicyEngine(load_policy(self._model), self._actor, self._learner, comm, self._temperature)
+        pretrained = open_policy(self._model)
+        lora.attach(pretrained.model, self._model, self._seed, getattr(torch, self._learner.dtype))
+        self._engine = PolicyEngine(pretrained, self._actor, self._learner, comm, self._temperature)
+        self._versions = VersionWriter(self._engine, self._weights_dir, self._rollout_dtype)
+        self._checkpointer = Checkpointer(comm, self._actor.checkpoint, self._model, self._rollout_dtype, self._learner.step_timeout_s)
         if self.has_reference:
-            model = load_policy(self._model, self._ref.path, "ref.path")
-            self._reference = ReferencePolicy(model, self._learner, comm, self._temperature)
+            self._reference = open_reference(self._engine, self._model, self._ref, self._learner, self._temperature)
         skips = self._learner.max_consecutive_skips
-        self._update = PolicyUpdate(self._engine, self._actor, self._objective, seed=self._seed, max_consecutive_skips=skips)
+        lesson = PolicyLesson(self._engine, self._actor, self._objective, seed=self._seed)
+        self.updates["actor"] = Update(self._engine, lesson, max_consecutive_skips=skips)
+        if self._critic_config is not None:
+            batching = critic_batching(self._critic_config, self._actor)
+            self._critic = Critic(open_policy(self._model, self._critic_config.path, "critic.path"), self._critic_config, self._learner, comm)
+            taught = CriticLesson(self._critic, self._critic_config, batching, self._scale)
+            self.updates["critic"] = Update(self._critic, taught, max_consecutive_skips=skips)
+        if self._reward.reward_model.enable:
+            assert self._data is not None
+            self._reward_model = RewardModel(self._reward, data=self._data, policy=self._model, learner=self._learner, comm=comm)
 
     def stop(self) -> None:
         """Leave the group. Idempotent."""
         if self._engine is not None:
             self._engine.comm.leave()
-        self._engine = self._reference = self._update = self._rendezvous = None
+        self._engine = self._versions = self._checkpointer = self._reference = self._critic = self._reward_model = self._rendezvous = None
+        self.updates = {}
 
     @property
     def engine(self) -> PolicyEngine:
@@ -112,19 +145,26 @@ class LearnerRank:
         return self._engine
 
     @property
+    def checkpointer(self) -> Checkpointer:
+        assert self.engine is not None and self._checkpointer is not None
+        return self._checkpointer
+
+    @property
     def has_reference(self) -> bool:
         """Whether a KL compares the policy with the reference."""
         return uses_reference(self._algorithm, self._actor)
 
-    @property
-    def updates(self) -> PolicyUpdate:
-        assert self.engine is not None and self._update is not None
-        return self._update
+    def rm_scores(self, share: KVBatchMeta) -> StageReport:
+        """Writes ``rm_scores`` and ``reward_extra_info`` of rows that came without a reward."""
+        if self._reward_model is None:
+            raise RunFailed("rows come with a reward where there is no reward model, got some without; set reward.reward_model.enable=true")
+        return self._reward_model.score(self._store, share)
 
     def log_probs(self, share: KVBatchMeta) -> StageReport:
         """Writes ``old_log_probs`` and ``entropy`` of the share's rows, under the weights as they are now; in bypass mode the engine's log-probs."""
         if self._algorithm.rollout_correction.bypass_mode:
-            return self._copy_log_probs(share)
+            copy_log_probs(self._store, share)
+            return StageReport()
         rows = self._rows(share, ["response_mask"])
         columns, report = score_rows(self.engine, rows, self._actor, with_squares="sum_pi_squared" in needed_columns(self._algorithm.adv_estimator))
         self._put(share, columns)
@@ -139,21 +179,16 @@ class LearnerRank:
         self._put(share, {"ref_log_prob": scored["log_probs"]})
         return StageReport()
 
-    def _copy_log_probs(self, share: KVBatchMeta) -> StageReport:
-        """Bypass mode: the policy that sampled is the old one. No pass, no collective."""
-        if len(share):
-            try:
-                columns = self._get(share, ["response_mask", "rollout_log_probs"])
-            except MissingField as error:
-                raise missing_log_probs() from error
-            rollout, mask = (Column.of(columns[name]) for name in ("rollout_log_probs", "response_mask"))
-            check_finite({"rollout_log_probs": rollout.padded()}, mask.padded(), share.keys)
-            self._put(share, {"old_log_probs": columns["rollout_log_probs"]})
+    def values(self, share: KVBatchMeta) -> StageReport:
+        """Writes ``values`` of the share's rows, by the critic as it is now."""
+        if self._critic is None:
+            raise RunFailed("a critic is made when the estimator reads values, got a call without one; set critic.enable=true")
+        self._put(share, value_rows(self._critic, self._rows(share, ["response_mask"]), self.updates["critic"].lesson.batching))
         return StageReport()
 
     def advantages(self, batch: KVBatchMeta) -> StageReport:
         """Rank 0, whole groups: writes the columns that the update reads. Runs on the CPU, no collective."""
-        read = read_batch(self._store, batch, self._algorithm)
+        read = read_batch(self._store, batch, self._algorithm, with_values=self._critic is not None)
         judged = judge(
             batch.keys,
             read.response_mask,
@@ -174,19 +209,36 @@ class LearnerRank:
         return judged.report
 
     def update(self, work: UpdateWork) -> UpdateReport:
-        """One optimizer step per mini-batch; the same report on every rank."""
-        weighted = ["session_weight"] if counts_sessions(self._actor) else []
-        report = self.updates.run(self._rows(work.meta, self._objective.fields, weighted), work)
-        self._last = LastUpdate(work.global_step, report)
+        """Of the policy: one optimizer step per mini-batch; the same report on every rank."""
+        report = self._run(self.updates["actor"], work)
+        self._of_step(work.global_step).actor = report
         return report
 
-    def last_update(self) -> LastUpdate | None:
-        """The newest update that this process finished."""
+    def update_critic(self, work: UpdateWork) -> UpdateReport:
+        """The same for the critic."""
+        report = self._run(self.updates["critic"], work)
+        self._of_step(work.global_step).critic = report
+        return report
+
+    def last_updates(self) -> StepUpdates | None:
+        """What this process finished of the newest step."""
+        return self._last
+
+    def _run(self, update: Update, work: UpdateWork) -> UpdateReport:
+        weighted = ["session_weight"] if update.lesson.counts_sessions else []
+        report = update.run(self._rows(work.meta, update.lesson.fields, weighted), work)
+        report.metrics |= memory_metrics(update.model.comm)
+        return report
+
+    def _of_step(self, global_step: int) -> StepUpdates:
+        if self._last is None or self._last.global_step != global_step:
+            self._last = StepUpdates(global_step)
         return self._last
 
     def snapshot(self, version: int) -> WeightManifest | None:
         """Write the current weights as ``version``, in the dtype the engines run in."""
-        return write_version(self.engine, version, self._weights_dir, self._rollout_dtype, self.probe())
+        assert self.engine is not None and self._versions is not None
+        return self._versions.write(version, self.probe())
 
     def probe(self) -> Probe | None:
         """A fixed row and its log-probs under the current weights; None when the configuration has it off."""
@@ -196,15 +248,21 @@ class LearnerRank:
         tolerance = self._weights.probe_tolerance or (0.5 if coarse else 0.005)
         return make_probe(self.engine, self._seed, tolerance)
 
+    def stage(self) -> None:
+        """Keep what ``save`` shall write, as it is now."""
+        self.updates["actor"].progress.kl_coef = self._controller.beta  # rank 0's counts: it alone moves the controller and writes the progress
+        self.checkpointer.stage(self.updates)
+
     def save(self, folder: str) -> None:
-        self.updates.progress.kl_coef = self._controller.beta  # rank 0's counts: it alone moves the controller and writes the progress
-        checkpoint.save(self.engine, self.updates.progress, Path(folder))
+        """Write what was staged; may run beside any other call."""
+        self.checkpointer.write(Path(folder))
 
     def load(self, folder: str) -> None:
         """Weights, optimizer, schedule and KL coefficient. The reference stays the model that the run began with."""
-        self.updates.progress = checkpoint.load(self.engine, Path(folder))
-        if self.updates.progress.kl_coef is not None and self._algorithm.kl_ctrl.type == "adaptive":
-            self._controller.beta = self.updates.progress.kl_coef
+        self.checkpointer.load(self.updates, Path(folder))
+        kl_coef = self.updates["actor"].progress.kl_coef
+        if kl_coef is not None and self._algorithm.kl_ctrl.type == "adaptive":
+            self._controller.beta = kl_coef
 
     def _rows(self, meta: KVBatchMeta, fields: Sequence[str], scalars: Sequence[str] = ()) -> Rows:
         if not len(meta):

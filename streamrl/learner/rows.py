@@ -1,21 +1,23 @@
 """Columns of a rank's rows on the CPU, and micro-batches cut from them.
 
-A column is flat values plus offsets, as the store's jagged tensors are; a micro-batch is right-padded to its longest row. Padding rows
-and padding positions live only here: nothing of them reaches a store, a statistic or a metric.
+A column is flat values plus offsets, as the store's jagged tensors are. A micro-batch has its columns right-padded to its longest response, and its tokens
+as the model takes them (``packing.py``). Padding rows and padding positions live only here: nothing of them reaches a store, a statistic or a metric.
 
-Shapes: B rows of a micro-batch, L tokens of its longest row, R response tokens of its longest response, N selected tokens.
+Shapes: B rows of a micro-batch, R response tokens of its longest response, N selected tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from streamrl.errors import ProtocolError
+from streamrl.learner.packing import Inputs, Layout, pack_rows, pad_rows
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Column:
         before = torch.zeros(len(self.values) + 1, dtype=torch.long)
         torch.cumsum(self.values > 0, 0, out=before[1:])
         return before[self.offsets].diff()
+
+    def row(self, i: int) -> Tensor:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def padded(self, rows: Tensor | None = None) -> Tensor:
         """Right-padded with 0 to the longest of ``rows`` (None: all)."""
@@ -90,36 +95,47 @@ class Rows:
         """The same rows and one more column."""
         return replace(self, columns=self.columns | {name: column})
 
-    def micro_batch(self, rows: Sequence[int], mask_field: str) -> MicroBatch:
-        """The padded micro-batch of these rows whose selected tokens are those with ``mask_field`` on; no rows: one padding row."""
+    @cached_property
+    def lengths(self) -> list[int]:
+        return self.ids.lengths().tolist()
+
+    @cached_property
+    def prompt_lengths(self) -> list[int]:
+        return (self.ids.lengths() - next(iter(self.columns.values())).lengths()).tolist()
+
+    @cached_property
+    def prompts(self) -> list[int]:
+        """A number for the prompt of each row; equal prompts, of whatever group, have equal ones."""
+        known: dict[bytes, int] = {}
+        sized = enumerate(self.prompt_lengths)
+        return [known.setdefault(self.ids.row(i)[:size].numpy().tobytes(), len(known)) for i, size in sized]
+
+    def micro_batch(self, rows: Sequence[int], mask_field: str, layout: Layout) -> MicroBatch:
+        """Of these rows, for the tokens with ``mask_field`` on; no rows: one padding row, so that a rank takes part in every pass."""
         if not rows:
-            return padding_micro_batch(list(self.columns))
+            return one_row([0, 0], torch.zeros(1), list(self.columns), layout)
         index = torch.tensor(rows)
-        prompt_lengths_B = (self.ids.lengths() - self.columns[mask_field].lengths())[index]
         padded = {name: column.padded(index) for name, column in self.columns.items()}
+        selection = _selection(padded[mask_field])
+        ids, prompt_lengths = [self.ids.row(i) for i in rows], [self.prompt_lengths[i] for i in rows]
+        prompts = [self.prompts[i] for i in rows] if layout.shared_prompts else None
+        inputs = pack_rows(ids, prompt_lengths, selection, prompts) if layout.packed else pad_rows(ids, prompt_lengths, selection)
         weights_B = self.weights[index]
-        unlike = weights_B if (weights_B != 1).any() else None
-        return MicroBatch(self.ids.padded(index), prompt_lengths_B, padded, _selection(padded[mask_field]), unlike)
+        return MicroBatch(inputs, padded, selection, weights_B if (weights_B != 1).any() else None)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Right-padded rows. ``rows_N``, ``tokens_N``: which response token (row, place in the response) each computed log-prob scores."""
+    """``selection``: which response token (row, place in the response) each computed log-prob or value is of."""
 
-    ids_BL: Tensor
-    prompt_lengths_B: Tensor
+    inputs: Inputs
     columns: dict[str, Tensor]  # each [B, R]
     selection: tuple[Tensor, Tensor]
     weights_B: Tensor | None = None  # of the rows; None: 1 each
 
     @property
     def computed_tokens(self) -> int:
-        return self.ids_BL.numel()
-
-    def positions_N(self) -> tuple[Tensor, Tensor]:
-        """(row, column) in ``ids_BL`` whose model output scores the selected token: the one before it."""
-        rows_N, tokens_N = self.selection
-        return rows_N, self.prompt_lengths_B[rows_N] + tokens_N - 1
+        return self.inputs.ids.numel()
 
     def spread(self, values_N: Tensor) -> Tensor:
         """Values of the selected tokens as [B, R]; 0 elsewhere. Keeps gradients."""
@@ -132,16 +148,17 @@ class MicroBatch:
         columns = {name: value.to(device, non_blocking=True) for name, value in self.columns.items()}
         rows_N, tokens_N = self.selection
         weights_B = None if self.weights_B is None else self.weights_B.to(device)
-        return MicroBatch(self.ids_BL.to(device), self.prompt_lengths_B.to(device), columns, (rows_N.to(device), tokens_N.to(device)), weights_B)
+        return MicroBatch(self.inputs.to(device), columns, (rows_N.to(device), tokens_N.to(device)), weights_B)
+
+
+def one_row(ids: Sequence[int], mask: Tensor, fields: Sequence[str], layout: Layout) -> MicroBatch:
+    """A row that is in no batch: ``len(mask)`` tokens are its response, those with the mask on are selected; its columns are 0."""
+    selection, lay = _selection(mask[None]), pack_rows if layout.packed else pad_rows
+    columns = {name: torch.zeros(1, len(mask)) for name in fields}
+    return MicroBatch(lay([torch.tensor(ids)], [len(ids) - len(mask)], selection), columns, selection)
 
 
 def _selection(mask_BR: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and places of the tokens to score; one token when there are none, since every rank takes part in every backward pass."""
     rows_N, tokens_N = torch.nonzero(mask_BR, as_tuple=True)
     return (rows_N, tokens_N) if len(rows_N) else (torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-
-
-def padding_micro_batch(fields: Sequence[str]) -> MicroBatch:
-    """One padding row (a prompt and a response token, all masks 0) for a rank that has fewer rows than the others."""
-    columns = {name: torch.zeros(1, 1) for name in fields}
-    return MicroBatch(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, dtype=torch.long), columns, _selection(torch.zeros(1, 1)))

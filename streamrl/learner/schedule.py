@@ -14,7 +14,7 @@ from streamrl.config.training import OptimConfig
 
 def learning_rate(optim: OptimConfig, position: int, total_steps: int) -> float:
     """Warm-up over 100 calls to 1e-3: position 10 gives 1e-4."""
-    warmup = optim.lr_warmup_steps
+    warmup = optim.lr_warmup_steps or int(optim.lr_warmup_steps_ratio * total_steps)
     if position < warmup:
         return optim.lr * position / warmup
     if optim.lr_scheduler_type == "constant":

@@ -6,40 +6,28 @@ rows does not leave the others waiting in a gather. A value that is not finite e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from streamrl.config.batching import MicroBatching
 from streamrl.config.training import ActorConfig
 from streamrl.errors import RunFailed
-from streamrl.learner.balance import Parts, check_budget, padded_micro_batches
 from streamrl.learner.comm import Comm
 from streamrl.learner.forward import Scored
+from streamrl.learner.passes import Model, plan_passes
 from streamrl.learner.rows import MicroBatch, Rows
 from streamrl.protocol.learn import StageReport
 
 Columns = dict[str, list[Tensor]]  # one float32 tensor per row, in the rows' order
 
 
-class Scorer(Protocol):
+class Scorer(Model, Protocol):
     """The policy, or the reference."""
 
-    comm: Comm
-
     def score(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False) -> Scored: ...
-
-
-def plan_passes(comm: Comm, rows: Rows, chosen: list[int], actor: ActorConfig) -> Parts:
-    """Micro-batches of the rows ``chosen``; every rank gets the largest rank's number, empty ones where it has fewer."""
-    lengths = rows.ids.lengths()[torch.tensor(chosen, dtype=torch.long)].tolist()
-    max_tokens = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None
-    if max_tokens is not None:
-        check_budget(lengths, max_tokens, [rows.keys[i] for i in chosen])
-    max_rows = None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
-    parts = padded_micro_batches(lengths, max_tokens=max_tokens, max_rows=max_rows)
-    count = int(comm.max([len(parts)])[0])
-    return [[chosen[i] for i in part] for part in parts] + [[] for _ in range(count - len(parts))]
 
 
 def score_rows(policy: Scorer, rows: Rows, actor: ActorConfig, *, with_squares: bool = False) -> tuple[Columns, StageReport]:
@@ -51,7 +39,6 @@ def score_rows(policy: Scorer, rows: Rows, actor: ActorConfig, *, with_squares: 
     return columns, StageReport(metrics={"actor/entropy": entropy_sum / max(tokens_sum, 1.0)})
 
 
-@torch.no_grad()
 def score_tokens(
     policy: Scorer,
     rows: Rows,
@@ -64,15 +51,34 @@ def score_tokens(
 ) -> Columns:
     """The fields of ``Scored`` that were asked for, as columns; rows that are not ``chosen`` stay empty."""
     names = ["log_probs", *(["entropy"] if with_entropy else []), *(["sum_pi_squared"] if with_squares else [])]
-    sizes = rows.columns[mask_field].lengths().tolist()
+
+    def forward(batch: MicroBatch) -> dict[str, Tensor]:
+        return policy.score(batch, with_entropy=with_entropy, with_squares=with_squares)._asdict()
+
+    return token_columns(forward, names, policy, rows, actor, chosen, mask_field=mask_field)
+
+
+@torch.no_grad()
+def token_columns(
+    forward: Callable[[MicroBatch], dict[str, Tensor]],
+    names: list[str],
+    model: Model,
+    rows: Rows,
+    sizes: MicroBatching,
+    chosen: list[int],
+    *,
+    mask_field: str = "response_mask",
+) -> Columns:
+    """Of what ``forward`` gives for the selected tokens of each micro-batch, each [N], those with ``names`` as columns."""
+    lengths = rows.columns[mask_field].lengths().tolist()
     columns: Columns = {name: [torch.empty(0)] * len(rows) for name in names}
-    for part in plan_passes(policy.comm, rows, chosen, actor):
-        batch = rows.micro_batch(part, mask_field).to(policy.comm.device)
-        scored = policy.score(batch, with_entropy=with_entropy, with_squares=with_squares)
+    for part in plan_passes(model, rows, chosen, sizes, training=False):
+        batch = rows.micro_batch(part, mask_field, model.layout).to(model.comm.device)
+        values = forward(batch)
         for name in names if part else []:
-            for i, row in zip(part, batch.spread(getattr(scored, name)).cpu(), strict=True):
-                columns[name][i] = row[: sizes[i]]
-    _check_finite(policy.comm, rows.keys, columns)
+            for i, row in zip(part, batch.spread(values[name]).cpu(), strict=True):
+                columns[name][i] = row[: lengths[i]]
+    _check_finite(model.comm, rows.keys, columns)
     return columns
 
 

@@ -9,14 +9,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from streamrl.config import Config
 from streamrl.config.estimators import is_group_estimator
-from streamrl.config.objective import needed_columns
+from streamrl.config.load import dump
+from streamrl.config.objective import needed_columns, uses_critic
 from streamrl.dataplane import StoreIndex, has_journal
 from streamrl.dataplane.sweep import PREFIX
 from streamrl.errors import DataError
 from streamrl.pipeline.checkpoints import Checkpoints
-from streamrl.pipeline.loops import GroupWorker
+from streamrl.pipeline.loops import GroupWorker, LeaseGate
+from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.interfaces import Engine, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
 from streamrl.replay import BufferSpec, JournalledBuffer, ReplayService
@@ -25,6 +29,8 @@ from streamrl.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from streamrl.dataplane import Store
     from streamrl.learner.rank import LearnerRank
+    from streamrl.rewards import RewardManager
+    from streamrl.rewards.judge import JudgeScorer
 
 
 def run_seed(config: Config) -> int:
@@ -89,8 +95,52 @@ def build_engine(config: Config, name: str) -> Engine:
     )
 
 
-def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None) -> SessionRunner:
+def build_rewards(config: Config) -> RewardManager:
+    """The rewards of one rollout process."""
     from streamrl import rewards
+    from streamrl.rollout import load_tokenizer
+
+    return rewards.build(
+        config.reward,
+        config.data,
+        tokenizer=load_tokenizer(config.model),
+        judge=build_judge(config),
+        components=config.algorithm.gdpo_reward_keys or (),
+        num_actors=config.rollout.num_actors,
+    )
+
+
+def build_judge(config: Config) -> JudgeScorer | None:
+    """The judge with an engine of its own, not started yet; its threads are those of the rollout actor."""
+    judge = config.reward.judge
+    if judge is None:
+        return None
+    from streamrl import engines
+    from streamrl.config.rollout import ModelConfig
+    from streamrl.rewards.judge import JudgeScorer
+    from streamrl.rollout import load_tokenizer
+
+    model = ModelConfig(path=judge.model_path, trust_remote_code=judge.trust_remote_code)
+    rollout = replace(
+        config.rollout,
+        engine=judge.engine,
+        dtype=judge.dtype,
+        vllm=judge.vllm,
+        transformers=judge.transformers,
+        max_sessions_per_actor=judge.max_concurrency,
+    )
+    engine = engines.create(
+        model,
+        rollout,
+        name="judge",
+        max_model_len=judge.prompt_length + judge.response_length,
+        seed=run_seed(config),
+        threads=threads_of(config.rollout.num_threads, config.rollout.num_actors + config.learner.ranks),
+    )
+    return JudgeScorer(judge, engine, load_tokenizer(model, "reward.judge.model_path"), timeout_s=config.reward.timeout_s)
+
+
+def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None) -> SessionRunner:
     from streamrl.rollout import GroupSessionRunner, load_tokenizer
     from streamrl.rollout.chat import vocab_size
 
@@ -99,7 +149,7 @@ def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None)
         data=config.data,
         tokenizer=load_tokenizer(config.model),
         generate=engine.generate,
-        scorer=rewards.build(config.reward, config.data),
+        scorer=build_rewards(config),
         run_seed=run_seed(config),
         greedy_baseline="reward_baselines" in needed_columns(config.algorithm.adv_estimator),
         turn_level=config.reward.turn_level,
@@ -119,7 +169,12 @@ def build_worker(
     waits: WaitTable,
     metrics: Metrics,
     node: str | None = None,
+    gate: LeaseGate | None = None,
 ) -> GroupWorker:
+    def check() -> None:
+        engine.check()
+        runner.check()
+
     return GroupWorker(
         name,
         replay=replay,
@@ -127,10 +182,11 @@ def build_worker(
         runner=runner,
         slots=config.rollout.max_sessions_per_actor,
         session_retries=config.rollout.session_retries,
-        check_engine=engine.check,
+        check_engine=check,
         waits=waits,
         metrics=metrics,
         node=node,
+        gate=gate,
     )
 
 
@@ -145,7 +201,10 @@ def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Pat
         model=config.model,
         actor=config.actor,
         algorithm=config.algorithm,
+        critic=config.critic if uses_critic(config) else None,
         ref=config.ref,
+        reward=config.reward,
+        data=config.data,
         learner=config.learner,
         weights=config.weights,
         rollout_dtype=config.rollout.dtype,
@@ -161,7 +220,11 @@ def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Pat
 
 
 def build_checkpoints(config: Config, root: Path, prompts: PromptSource, resume: Path | None) -> Checkpoints:
-    return Checkpoints(root, config.trainer, prompts, resume)
+    return Checkpoints(root, config.trainer, prompts, resume, saved_config=dump(config))
+
+
+def build_validator(config: Config, prompts: PromptSource, waits: WaitTable) -> Validator:
+    return Validator(prompts, waits, limit_s=config.rollout.timeouts.session_s, samples=config.rollout.val_kwargs.n, source_key=config.data.reward_fn_key)
 
 
 def total_steps(config: Config, num_prompts: int) -> int:

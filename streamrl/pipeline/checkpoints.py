@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _TRAINER = "trainer.json"
 _REPLAY = "replay.msgpack"
+CONFIG = "config.yaml"
 _VERSION = "highest_version.json"  # beside the folders: newer than any of them
 NOTHING = ReplaySnapshot(published_version=0, next_seq_no=0, groups=[], stats=ReplayStats())  # before the first checkpoint
 
@@ -37,25 +38,51 @@ class TrainerState(msgspec.Struct):
     cursor: dict[str, Any] = {}  # of the prompt source, at the frontier of admission
 
 
-class Checkpoints:
-    """Saves after a publication, restores before the first one."""
+class Cut(NamedTuple):
+    """A run between two steps, but for what the learner ranks keep of themselves."""
 
-    def __init__(self, root: Path, config: TrainerConfig, prompts: PromptSource, resume: Path | None = None) -> None:
+    step: int
+    mark: int  # of the replay snapshot
+    files: dict[str, bytes]
+
+
+class Checkpoints:
+    """Saves after a publication, restores before the first one. ``saved_config``: the resolved configuration as YAML, kept with every checkpoint."""
+
+    def __init__(self, root: Path, config: TrainerConfig, prompts: PromptSource, resume: Path | None = None, saved_config: str = "") -> None:
         self._root = root
         self._config = config
         self._prompts = prompts
         self._resume = resume
+        self._saved_config = saved_config
 
-    async def save(self, state: TrainerState, learner: LearnerGroup, replay: BatchSource) -> Path:
-        """Write ``global_step_N`` aside, then make it the newest in one rename; older ones beyond the limit are removed."""
-        folder = checkpoint_folder.begin(self._root, state.step)
-        await learner.save(str(folder))
+    async def cut(self, state: TrainerState, learner: LearnerGroup, replay: BatchSource) -> Cut:
+        """One consistent set of learner, replay buffer and trainer. No step may be under way; the next may begin when this returns."""
+        await learner.stage()
         snapshot = await replay.snapshot()
         state.cursor = await self._cursor(snapshot)
-        (folder / _TRAINER).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
-        (folder / _REPLAY).write_bytes(msgspec.msgpack.encode(snapshot))
-        done = await asyncio.to_thread(checkpoint_folder.finish, folder, max_to_keep=self._config.max_ckpt_to_keep)  # reads every byte again
-        await replay.checkpointed(snapshot.mark)
+        files = {
+            _TRAINER: msgspec.json.format(msgspec.json.encode(state), indent=1),
+            _REPLAY: msgspec.msgpack.encode(snapshot),
+            CONFIG: self._saved_config.encode(),
+        }
+        return Cut(state.step, snapshot.mark, files)
+
+    async def write(self, cut: Cut, learner: LearnerGroup, replay: BatchSource) -> Path:
+        """Write ``global_step_N`` aside, then make it the newest in one rename; older ones beyond the limit are removed. CheckpointError when it cannot
+        be written; then nothing is left of it and older ones are as they were."""
+        folder: Path | None = None
+        try:
+            folder = await asyncio.to_thread(checkpoint_folder.begin, self._root, cut.step)
+            await learner.save(str(folder))
+            for name, data in cut.files.items():
+                (folder / name).write_bytes(data)
+            done = await asyncio.to_thread(checkpoint_folder.finish, folder, max_to_keep=self._config.max_ckpt_to_keep)  # reads every byte again
+        except (CheckpointError, OSError) as error:
+            if folder is not None:
+                await asyncio.to_thread(checkpoint_folder.abandon, folder)
+            raise CheckpointError(f"step {cut.step} is not saved in {self._root}: {error}; older checkpoints are as they were") from error
+        await replay.checkpointed(cut.mark)
         log.info("saved %s", done)
         return done
 
@@ -107,9 +134,16 @@ def _frontier(snapshot: ReplaySnapshot) -> dict[str, Any]:
     return {"epoch": epoch, "position": position}
 
 
+def read_state(folder: Path) -> TrainerState:
+    """Where the trainer stood; CheckpointError when the folder does not say it."""
+    try:
+        return msgspec.json.decode((folder / _TRAINER).read_bytes(), type=TrainerState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"a checkpoint holds {_TRAINER}, got {error} in {folder}; name another one") from error
+
+
 def _read(folder: Path) -> tuple[TrainerState, ReplaySnapshot]:
     try:
-        state = msgspec.json.decode((folder / _TRAINER).read_bytes(), type=TrainerState)
-        return state, msgspec.msgpack.decode((folder / _REPLAY).read_bytes(), type=ReplaySnapshot)
+        return read_state(folder), msgspec.msgpack.decode((folder / _REPLAY).read_bytes(), type=ReplaySnapshot)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"a checkpoint holds {_TRAINER} and {_REPLAY}, got {error} in {folder}; resume from another one") from error
+        raise CheckpointError(f"a checkpoint holds {_REPLAY}, got {error} in {folder}; resume from another one") from error

@@ -7,49 +7,57 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from streamrl.errors import ProtocolError
 from streamrl.protocol.interfaces import Learner
-from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
+from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.rpc import methods_of
 from streamrl.protocol.weights import WeightManifest
+
+T = TypeVar("T")
 
 
 class AsyncLearner(Protocol):
     """One rank behind an async call: a client of an actor, or a ``Threaded`` rank."""
 
+    async def rm_scores(self, share: KVBatchMeta) -> StageReport: ...
     async def log_probs(self, share: KVBatchMeta) -> StageReport: ...
     async def ref_log_probs(self, share: KVBatchMeta) -> StageReport: ...
+    async def values(self, share: KVBatchMeta) -> StageReport: ...
     async def advantages(self, batch: KVBatchMeta) -> StageReport: ...
+    async def update_critic(self, work: UpdateWork) -> UpdateReport: ...
     async def update(self, work: UpdateWork) -> UpdateReport: ...
-    async def last_update(self) -> LastUpdate | None: ...
+    async def last_updates(self) -> StepUpdates | None: ...
     async def snapshot(self, version: int) -> WeightManifest | None: ...
+    async def stage(self) -> None: ...
     async def save(self, folder: str) -> None: ...
     async def load(self, folder: str) -> None: ...
 
 
 class Threaded:
-    """An object whose methods run one after another in a thread of their own, so that the event loop keeps answering.
+    """An object whose methods run one after another in a thread of their own, so that the event loop keeps answering; ``save`` in a second one.
 
-    Collectives and optimizer steps block for seconds; health questions must not wait for them.
+    Collectives and optimizer steps block for seconds; health questions must not wait for them, nor training for a disk.
     """
 
     def __init__(self, target: Learner) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         for name in methods_of(Learner):
             if inspect.ismethod(method := getattr(target, name)):
-                setattr(self, name, self._in_thread(method))
+                setattr(self, name, self._in_thread(method, self._writer if name == "save" else None))
 
-    def _in_thread(self, method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    def _in_thread(self, method: Callable[..., Any], thread: ThreadPoolExecutor | None = None) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(method, *args))
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, partial(method, *args))
 
         return call
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._writer):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 class RankGroup:
@@ -59,20 +67,29 @@ class RankGroup:
         self._ranks = list(ranks)
         self.ranks = len(self._ranks)
 
+    async def rm_scores(self, shares: list[KVBatchMeta]) -> StageReport:
+        return (await self._all([rank.rm_scores(share) for rank, share in self._dealt(shares)]))[0]
+
     async def log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
-        return (await self._all([rank.log_probs(share) for rank, share in zip(self._ranks, self._dealt(shares), strict=True)]))[0]
+        return (await self._all([rank.log_probs(share) for rank, share in self._dealt(shares)]))[0]
 
     async def ref_log_probs(self, shares: list[KVBatchMeta]) -> StageReport:
-        return (await self._all([rank.ref_log_probs(share) for rank, share in zip(self._ranks, self._dealt(shares), strict=True)]))[0]
+        return (await self._all([rank.ref_log_probs(share) for rank, share in self._dealt(shares)]))[0]
+
+    async def values(self, shares: list[KVBatchMeta]) -> StageReport:
+        return (await self._all([rank.values(share) for rank, share in self._dealt(shares)]))[0]
 
     async def advantages(self, batch: KVBatchMeta) -> StageReport:
         return await self._ranks[0].advantages(batch)
 
-    async def update(self, works: list[UpdateWork]) -> UpdateReport:
-        return (await self._all([rank.update(work) for rank, work in zip(self._ranks, self._dealt(works), strict=True)]))[0]
+    async def update_critic(self, works: list[UpdateWork]) -> UpdateReport:
+        return (await self._all([rank.update_critic(work) for rank, work in self._dealt(works)]))[0]
 
-    async def last_update(self) -> LastUpdate | None:
-        return (await self._all([rank.last_update() for rank in self._ranks]))[0]
+    async def update(self, works: list[UpdateWork]) -> UpdateReport:
+        return (await self._all([rank.update(work) for rank, work in self._dealt(works)]))[0]
+
+    async def last_updates(self) -> StepUpdates | None:
+        return (await self._all([rank.last_updates() for rank in self._ranks]))[0]
 
     async def snapshot(self, version: int) -> WeightManifest:
         manifest = (await self._all([rank.snapshot(version) for rank in self._ranks]))[0]
@@ -80,16 +97,19 @@ class RankGroup:
             raise ProtocolError(f"rank 0 returns the manifest of version {version}, got None; check the rank numbers of the learner")
         return manifest
 
+    async def stage(self) -> None:
+        await self._all([rank.stage() for rank in self._ranks])
+
     async def save(self, folder: str) -> None:
         await self._all([rank.save(folder) for rank in self._ranks])
 
     async def load(self, folder: str) -> None:
         await self._all([rank.load(folder) for rank in self._ranks])
 
-    def _dealt(self, shares: list[Any]) -> list[Any]:
+    def _dealt(self, shares: list[T]) -> list[tuple[AsyncLearner, T]]:
         if len(shares) != self.ranks:
             raise ProtocolError(f"every rank gets one share, got {len(shares)} shares for {self.ranks} ranks; deal with plan_shares")
-        return shares
+        return list(zip(self._ranks, shares, strict=True))
 
     @staticmethod
     async def _all(calls: list[Awaitable[Any]]) -> list[Any]:

@@ -15,11 +15,10 @@ from streamrl.config import Config
 from streamrl.dataplane import Store
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup, Threaded
-from streamrl.pipeline.loops import cancel_all, feed_prompts, generate_groups, keep_leases
+from streamrl.pipeline.loops import LeaseGate, cancel_all, feed_prompts, generate_groups, keep_leases
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.replica import EngineReplica
 from streamrl.pipeline.trainer import Trainer
-from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import Engine
@@ -55,6 +54,7 @@ class LocalPipeline:
         self.metrics = Metrics("driver", "local")
         self._engines = [make_engine(config, f"rollout-{i}") for i in range(config.rollout.num_actors)]
         self._runners = [build.build_runner(config, engine, self.metrics) for engine in self._engines]
+        self._gates = [LeaseGate() for _ in self._engines]
         self._publisher = WeightPublisher(config.weights)
         self._checkpoints = build.build_checkpoints(config, run_dir / "checkpoints", self.prompts, resume)
         self._record = record
@@ -74,16 +74,16 @@ class LocalPipeline:
         self.index.close()
 
     async def _start(self) -> Trainer:
-        await asyncio.gather(*(engine.start() for engine in self._engines))
+        await asyncio.gather(*(engine.start() for engine in self._engines), *(runner.start() for runner in self._runners))
         await asyncio.to_thread(lambda: self.learner_rank.start(self.learner_rank.open_rendezvous("127.0.0.1")))
-        for engine, runner in zip(self._engines, self._runners, strict=True):
-            await self._publisher.join(EngineReplica(engine_name(engine, self._engines), engine, runner))
+        for engine, runner, gate in zip(self._engines, self._runners, self._gates, strict=True):
+            await self._publisher.join(EngineReplica(engine_name(engine, self._engines), engine, runner, gate))
         trainer = Trainer(
             self.config,
             replay=self.replay,
             learner=RankGroup([self._threaded]),  # type: ignore[list-item]  # its methods are those of the rank, made async
             publisher=self._publisher,
-            validator=Validator(self.prompts, self.waits, limit_s=self.config.rollout.timeouts.session_s),
+            validator=build.build_validator(self.config, self.prompts, self.waits),
             checkpoints=self._checkpoints,
             total_steps=build.total_steps(self.config, await self.prompts.num_prompts()),
             record=self._record,
@@ -97,7 +97,7 @@ class LocalPipeline:
         """The first loop that ends badly ends the run with its error; the trainer's end ends it well."""
         training = asyncio.create_task(trainer.run(), name="trainer")
         others = [asyncio.create_task(self.replay.run_timers(), name="timers"), asyncio.create_task(self._feed(), name="feed")]
-        for engine, runner in zip(self._engines, self._runners, strict=True):
+        for engine, runner, gate in zip(self._engines, self._runners, self._gates, strict=True):
             worker = build.build_worker(
                 self.config,
                 engine_name(engine, self._engines),
@@ -107,6 +107,7 @@ class LocalPipeline:
                 engine=engine,
                 waits=self.waits,
                 metrics=self.metrics,
+                gate=gate,
             )
             others.append(asyncio.create_task(generate_groups(worker, n=self.config.rollout.n), name=worker.name))
             others.append(asyncio.create_task(keep_leases(worker, self.config.replay, SystemClock()), name=f"{worker.name} leases"))

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from streamrl.config.rollout import ReplayConfig
@@ -29,6 +30,7 @@ from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.fields import NODE_TAG, trajectory_tag
 from streamrl.protocol.groups import GroupLease, SessionPush
 from streamrl.protocol.interfaces import Admission, Clock, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
+from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Trajectory
 from streamrl.replay.zero_variance import env_of
 from streamrl.telemetry.metrics import Metrics
@@ -60,6 +62,32 @@ async def feed_prompts(prompts: PromptSource, replay: Admission, *, chunk: int, 
             return
 
 
+class LeaseGate:
+    """Open but within ``closed``: then no group is leased, and those that run go on."""
+
+    def __init__(self) -> None:
+        self._closers = 0
+        self._opening = Topic()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closers > 0
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        self._closers += 1
+        try:
+            yield
+        finally:
+            self._closers -= 1
+            self._opening.wake()
+
+    async def opened(self, wait_s: float) -> None:
+        """Returns when the gate is open, or after ``wait_s``."""
+        if self.is_closed:
+            await self._opening.wait_until(asyncio.get_running_loop().time() + wait_s)
+
+
 class GroupWorker:
     """What ``generate_groups`` and ``keep_leases`` of one rollout actor share: its name, its slots and its running groups."""
 
@@ -76,6 +104,7 @@ class GroupWorker:
         waits: WaitTable,
         metrics: Metrics,
         node: str | None = None,
+        gate: LeaseGate | None = None,
     ) -> None:
         self.name = name
         self.replay = replay
@@ -87,6 +116,7 @@ class GroupWorker:
         self.waits = waits
         self.metrics = metrics
         self.node = node  # where its rows are, if a run has several nodes
+        self.gate = gate or LeaseGate()
         self.groups: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.sessions = 0
 
@@ -102,12 +132,15 @@ async def generate_groups(worker: GroupWorker, *, n: int) -> None:
     a session's end. An error that is not a session's own (a full store, a dead peer) ends the loop and thereby the actor."""
     try:
         while True:
-            free = worker.free_groups(n)
+            free = 0 if worker.gate.is_closed else worker.free_groups(n)
             if not free:
                 await _first_to_end(worker)
                 continue
             with worker.waits.waiting("a group to generate", "replay", POLL_S):
                 reply = await worker.replay.lease(worker.name, free, POLL_S)
+            if worker.gate.is_closed and reply.leases:  # closed while this was on its way
+                await worker.replay.give_back(worker.name, [(lease.uid, lease.attempt) for lease in reply.leases])
+                continue
             for lease in reply.leases:
                 _start(worker, lease)
             _raise_failures(worker)
@@ -202,8 +235,13 @@ def _start(worker: GroupWorker, lease: GroupLease) -> None:
 
 
 async def _first_to_end(worker: GroupWorker) -> None:
-    with worker.waits.waiting("a free session slot", f"{worker.name} engine", POLL_S), worker.metrics.state("generate"):
-        await asyncio.wait(worker.groups.values(), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+    """Until a group has ended or the gate is open again."""
+    opened = [asyncio.create_task(worker.gate.opened(POLL_S))] if worker.gate.is_closed else []
+    try:
+        with worker.waits.waiting("a free session slot", f"{worker.name} engine", POLL_S), worker.metrics.state("generate"):
+            await asyncio.wait([*worker.groups.values(), *opened], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_all(opened)
     _raise_failures(worker)
 
 

@@ -1,12 +1,12 @@
 """The synchronous oracle: classic DataProto flow, straight down, in one process. What ``max_staleness = 0`` must reproduce.
 
-    P prompts ► repeat(n) ► generate ► union ► old (and reference) log-probs ► scores ► advantages ► update ► weights to the engine ► next step
+    P prompts ► repeat(n) ► generate ► union ► old (and reference) log-probs, values ► scores ► advantages ► updates ► weights to the engine ► next step
 
-Shares only ``algorithms/``, the scorers, the prompt stream and the model with the pipeline: no loop, no store, no replay buffer, no FSDP, no
-micro-batches. Widths are fixed: prompts left-padded to ``max_prompt_length`` (MP), responses right-padded to ``max_response_length`` (MR);
+Shares only ``algorithms/``, the scorers, the prompt stream and the model (with its adapters) with the pipeline: no loop, no store, no replay buffer,
+no FSDP, no micro-batches. Widths are fixed: prompts left-padded to ``max_prompt_length`` (MP), responses right-padded to ``max_response_length`` (MR);
 input_ids, attention_mask and position_ids are [B, MP + MR]. One mini-batch a step unless ``ppo_mini_batch_size`` says otherwise. Knows every
-estimator but gae and gdpo and every loss (clip_cov draws other tokens than the learner does), KL, entropy and correction; a session has one
-output.
+estimator but gdpo and every loss (clip_cov draws other tokens than the learner does), KL, entropy and correction; a session has one
+output. Adapters are handed over without the record that an engine with a model asks for: they take the scripted one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from streamrl.algorithms import advantages, corrections, kl, losses
 from streamrl.algorithms.kl_control import kl_controller
 from streamrl.config import Config
 from streamrl.config.losses import agg_mode
-from streamrl.config.objective import acting_loss, needed_columns, uses_reference
+from streamrl.config.objective import acting_loss, needed_columns, uses_critic, uses_reference
 from streamrl.config.tools import row_tools
+from streamrl.learner.lora import attach
 from streamrl.pipeline.build import build_prompts, run_seed
 from streamrl.pipeline.reference_batch import padded_batch, prompt_batch, tensors_of
+from streamrl.pipeline.reference_critic import ReferenceCritic
 from streamrl.protocol import DataProto
+from streamrl.protocol.answer import Answer
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.interfaces import Engine
 from streamrl.protocol.keys import request_seed
-from streamrl.rewards import build as build_scorer
+from streamrl.rewards import build as build_rewards
 from streamrl.rollout import load_tokenizer
 from streamrl.rollout.sampling import greedy_sampling, training_sampling
 from streamrl.weights.snapshot import write_snapshot
@@ -49,8 +52,9 @@ class ReferenceStep:
     responses: list[list[int]]  # [P * n] of R_i token ids
     advantages: Tensor  # [P * n, MR]
     old_log_probs: Tensor  # [P * n, MR]
-    loss: float
+    loss: float  # 0, like the next, in a step that trains the critic alone
     grad_norm: float
+    value_loss: float | None  # None: no critic
 
 
 class SyncReference:
@@ -62,13 +66,15 @@ class SyncReference:
         self.weights_dir = weights_dir
         self.prompts = build_prompts(config)
         self.tokenizer = load_tokenizer(config.model)
-        self.scorer = build_scorer(config.reward, config.data)
+        self.rewards = build_rewards(config.reward, config.data)
         self.model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
-        optim = config.actor.optim
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
         self.reference = copy.deepcopy(self.model) if uses_reference(config.algorithm, config.actor) else None
+        attach(self.model, config.model, run_seed(config), torch.float32)
+        optim, trained = config.actor.optim, [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
         self.controller = kl_controller(config.algorithm.kl_ctrl)
-        self.version = 0
+        self.critic = ReferenceCritic(config) if uses_critic(config) else None
+        self.version = self.steps = 0
 
     async def run(self, steps: int) -> list[ReferenceStep]:
         await self._hand_over()
@@ -83,14 +89,20 @@ class SyncReference:
         batch.union(await self._scores(batch))
         if "reward_baselines" in needed_columns(self.config.algorithm.adv_estimator):
             batch.union(await self._greedy_scores(batch))
+        if self.critic is not None:
+            batch.union(self.critic.valued(batch))
         batch.union(self._advantages(batch))
-        loss, grad_norm = self._update(batch)
-        self.version += 1
-        await self._hand_over()
+        value_loss = None if self.critic is None else self.critic.update(batch)
+        self.steps += 1
+        loss, grad_norm = 0.0, 0.0
+        if self.steps > self.config.trainer.critic_warmup:
+            loss, grad_norm = self._update(batch)
+            self.version += 1
+            await self._hand_over()
         mask = tensors_of(batch)["response_mask"].bool()
         responses = [ids[kept].tolist() for ids, kept in zip(tensors_of(batch)["responses"], mask, strict=True)]
         return ReferenceStep(
-            list(batch.non_tensor_batch["uid"]), responses, tensors_of(batch)["advantages"], tensors_of(batch)["old_log_probs"], loss, grad_norm
+            list(batch.non_tensor_batch["uid"]), responses, tensors_of(batch)["advantages"], tensors_of(batch)["old_log_probs"], loss, grad_norm, value_loss
         )
 
     async def _generate(self, batch: DataProto) -> DataProto:
@@ -155,7 +167,7 @@ class SyncReference:
 
     async def _score_text(self, row: dict[str, Any], token_ids: list[int]) -> float:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return (await self.scorer.score(row, text, dict(row.get("extra_info") or {})))[0]
+        return (await self.rewards.score(Answer(row=row, text=text, extra_info=dict(row.get("extra_info") or {}), num_tokens=len(token_ids))))[0]
 
     def _advantages(self, batch: DataProto) -> DataProto:
         """Correction, KL in the reward, estimator; ``loss_mask`` is what all of them leave."""
@@ -171,7 +183,8 @@ class SyncReference:
         if algorithm.use_kl_in_reward:
             rewards, divergence, rows = kl.kl_in_reward(rewards, old, columns["ref_log_prob"], kept, beta=self.controller.beta, kind=algorithm.kl_penalty)
             self.controller.update(divergence, rows)
-        known = {name: columns[name] for name in ("old_log_probs", "sum_pi_squared", "reward_baselines", "token_level_scores") if name in columns.keys()}
+        names = ("old_log_probs", "sum_pi_squared", "reward_baselines", "token_level_scores", "values")
+        known = {name: columns[name] for name in names if name in columns.keys()}
         if weights is not None:
             known["rollout_is_weights"] = weights
         estimate = advantages.get(algorithm.adv_estimator)

@@ -9,6 +9,7 @@ version therefore moves by two; the replay buffer is told the number beforehand 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from streamrl.pipeline.checkpoints import TrainerState
@@ -39,7 +40,7 @@ async def fall_back(trainer: Trainer, standing: Standing) -> Standing:
 
 
 async def go_on(trainer: Trainer, standing: Standing) -> None:
-    """What a predecessor left half done happens exactly once: its version is announced, its open step settled if the learner has done it, and
+    """What a predecessor left half done happens exactly once: its version is announced, its open step ended if the learner has begun to learn it, and
     every other batch that it held is ready again."""
     state = trainer.state
     state.published = (await trainer.replay.stats()).published_version
@@ -47,9 +48,9 @@ async def go_on(trainer: Trainer, standing: Standing) -> None:
         await trainer.replay.published(standing.manifest.version)
         state.published = standing.manifest.version
     if standing.open is not None:
-        last = await trainer.call(trainer.learner.last_update(), "the learner's last update", "forward_backward")
+        last = await trainer.call(trainer.learner.last_updates(), "the learner's last updates", "forward_backward")
         if last is not None and last.global_step == state.step:
-            await trainer.complete(standing.open, last.report, 0.0)
+            await trainer.complete(standing.open, last, time.monotonic())
         else:
             state.step -= 1
     await trainer.replay.new_learner()

@@ -1,13 +1,15 @@
 """The trainer: takes complete groups, has the learner ranks score, judge and learn them, and publishes what came out.
 
-It is a dispatcher: it holds keys, tags and manifests, and never imports torch. One step in order (``Trainer.step``):
+It is a dispatcher: it holds keys, tags and manifests, and never imports torch. One step in order (``Trainer.step``; the stages are those of ``stages.py``):
 
-    take ► log_probs ► [ref_log_probs] ► advantages ► [previous publication done] ► bound checked again ► update ► commit ► publish in the background
+    take ► judge ► [previous publication done] ► bound checked again ► learn ► commit ► publish in the background
+
+A step that trains the critic alone, or whose policy update was skipped, makes no version: its commit frees the slots of its groups.
 
 Guarantees kept here, by name: no optimizer step starts before the previous version is published, so the trainer is never more than one
-version ahead (``_await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
+version ahead (``await_publication``); no group above the bound is trained (``replay.take`` and ``_drop_stale``); a version number is
 never given to two sets of weights, also after a resume (``prepare``, ``snapshot``); what is saved is never "weights after the step,
-buffer before it" (``checkpoint``); a step that this process began and did not end is ended once by its successor (``succession.py``).
+buffer before it" (``upkeep.py``); a step that this process began and did not end is ended once by its successor (``succession.py``).
 """
 
 from __future__ import annotations
@@ -18,24 +20,22 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import msgspec
-
 from streamrl.config import Config
-from streamrl.config.objective import uses_reference
 from streamrl.errors import Closed
-from streamrl.learner.plan import plan_shares, plan_update
-from streamrl.pipeline import succession
+from streamrl.pipeline import succession, upkeep
+from streamrl.pipeline.aside import Aside
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
 from streamrl.pipeline.loops import cancel_all
 from streamrl.pipeline.metering import meter_step
 from streamrl.pipeline.records import StepRecord, Totals
+from streamrl.pipeline.stages import Stages
 from streamrl.pipeline.standing import OpenStep, Standing
 from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import TakenBatch
 from streamrl.protocol.interfaces import BatchSource, LearnerGroup
 from streamrl.protocol.keys import TrajectoryKey
-from streamrl.protocol.learn import StageReport, UpdateReport
+from streamrl.protocol.learn import StepUpdates, UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import WeightManifest
 from streamrl.replay import staleness
@@ -75,17 +75,19 @@ class Trainer:
         self.waits = waits
         self.metrics = metrics
         self.keep = keep  # writes down where this trainer stands, for a successor
+        self.stages = Stages(config, learner, self.call, total_steps)
         self.state = TrainerState()
         self.totals = Totals()
         self.manifest: WeightManifest | None = None  # of the newest version
         self._goes_on: Standing | None = None  # what a predecessor left, until ``run`` has dealt with it
+        self.validating, self.saving = Aside(), Aside()  # what goes on beside the steps
         self._publication: asyncio.Task[None] | None = None
-        self._stop = asyncio.Event()
+        self.stopping = asyncio.Event()
         self._wait_data_s = 0.0
 
     def stop(self) -> None:
         """End in order: finish the step under way, publish, save, close. Idempotent."""
-        self._stop.set()
+        self.stopping.set()
 
     async def run(self) -> Totals:
         """Consumes complete groups; produces weight versions, one record a step and checkpoints; waits for batches and publications."""
@@ -94,16 +96,16 @@ class Trainer:
                 standing, self._goes_on = self._goes_on, None
                 await succession.go_on(self, standing)
             if self.config.trainer.val_before_train and self.state.step == 0 and not self.totals.val_accuracies:
-                await self._validate()
-            while self.state.step < self.total_steps and not self._stop.is_set():
+                await upkeep.validate(self, every_replica=True)
+                self.write_standing()
+            while self.state.step < self.total_steps and not self.stopping.is_set():
                 if not await self._step_unless_stopped():
                     break
-            await self._await_publication()
-            await self._finish()
+            await self.await_publication()
+            await upkeep.finish(self)
             await self.replay.close()
         finally:  # after an error the buffer stays as it is: the host decides whether the run goes on
-            if self._publication is not None:
-                await cancel_all([self._publication])
+            await cancel_all(self._beside())
         return self.totals
 
     async def prepare(self) -> None:
@@ -152,14 +154,15 @@ class Trainer:
             self._wait_data_s = time.monotonic() - started
 
     async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
-        """What the call gives, or None when the stop signal came first. A publication that fails meanwhile raises here: no batch may ever come then."""
-        task, stopped = asyncio.ensure_future(call), asyncio.ensure_future(self._stop.wait())
+        """What the call gives, or None when the stop signal came first. What fails meanwhile beside it raises here: no batch may ever come then."""
+        task, stopped = asyncio.ensure_future(call), asyncio.ensure_future(self.stopping.wait())
         try:
             while not task.done() and not stopped.done():
-                publication = self._publication
-                await asyncio.wait({task, stopped} | ({publication} if publication else set()), return_when=asyncio.FIRST_COMPLETED)
-                if publication is not None and publication.done():
-                    await self._await_publication()
+                await asyncio.wait({task, stopped, *self._beside()}, return_when=asyncio.FIRST_COMPLETED)
+                if self._publication is not None and self._publication.done():
+                    await self.await_publication()
+                self.validating.look()
+                self.saving.look()
             return task.result() if task.done() else None
         finally:
             task.cancel()
@@ -170,41 +173,25 @@ class Trainer:
         started = time.monotonic()
         self.state.step += 1
         batch.meta.extra_info = {**(batch.meta.extra_info or {}), "global_step": self.state.step, "version": self.state.version}
-        shares = plan_shares(batch.meta, self.learner.ranks, self.config.actor, balance=self.config.trainer.balance_batch)
-        scored = await self.call(self.learner.log_probs(shares), "old log-probs", "forward_backward")
-        referred = await self._reference(shares)
-        judged = await self.call(self.learner.advantages(batch.meta), "advantages", "forward_backward")
-        await self._await_publication()
+        judged = await self.stages.judge(batch.meta)
+        await self.await_publication()
         meta, lags = await self._drop_stale(batch)
-        works = plan_update(
-            meta,
-            self.learner.ranks,
-            self.config.actor,
-            global_step=self.state.step,
-            total_steps=self.total_steps,
-            balance=self.config.trainer.balance_batch,
-        )
         kept = set(meta.keys)
         rejected = sorted({TrajectoryKey.parse(key).uid for key, rule in judged.rejected if rule == "group_too_small" and key in kept})
-        begun = OpenStep(batch.lease_id, meta, lags, rejected, scored.metrics | referred.metrics | judged.metrics)
+        begun = OpenStep(batch.lease_id, meta, lags, rejected, judged.metrics)
         self.write_standing(begun)
-        update = await self.call(self.learner.update(works), "the policy update", "forward_backward")
-        await self.complete(begun, update, time.monotonic() - started)
-        await self._scheduled_work()
+        await self.complete(begun, None, started)
+        await upkeep.after_step(self)
 
-    async def complete(self, step: OpenStep, update: UpdateReport, seconds: float) -> None:
-        """What follows an update. Until ``write_standing`` a successor does all of it again, with the same end; from then on it only announces the version."""
-        manifest = await self._settle(step, update)
-        await self._report(step, update, seconds)
+    async def complete(self, step: OpenStep, done: StepUpdates | None, started: float) -> None:
+        """The updates that are not ``done``, and what follows them. Until ``write_standing`` a successor does all of it again, with the same end; from then
+        on it only announces the version."""
+        updates = await self.stages.learn(step.meta, self.state.step, done)
+        manifest = await self._settle(step, updates)
+        await self._report(step, updates.total(), time.monotonic() - started)
         self.write_standing()
         if manifest is not None:
             self._publication = asyncio.create_task(self._publish(manifest), name=f"publish {manifest.version}")
-
-    async def _reference(self, shares: list[KVBatchMeta]) -> StageReport:
-        """Log-probs of the reference, when a KL compares with it."""
-        if not uses_reference(self.config.algorithm, self.config.actor):
-            return StageReport()
-        return await self.call(self.learner.ref_log_probs(shares), "reference log-probs", "forward_backward")
 
     async def _drop_stale(self, batch: TakenBatch) -> tuple[KVBatchMeta, list[int]]:
         """The bound once more, just before the first optimizer step: publication may have moved since the take."""
@@ -214,13 +201,13 @@ class Trainer:
             meta = meta.select_keys([key for key in meta.keys if TrajectoryKey.parse(key).uid not in stale])
         return meta, group_lags(meta, self.state.published)
 
-    async def _settle(self, step: OpenStep, update: UpdateReport) -> WeightManifest | None:
-        """End the lease; a new version exists only when the weights moved. Too many skips in a row are the learner's to refuse."""
-        if update.applied == 0:
+    async def _settle(self, step: OpenStep, updates: StepUpdates) -> WeightManifest | None:
+        """End the lease; a new version exists only when the policy moved. Too many skips in a row are the learner's to refuse."""
+        if updates.total().applied == 0:
             await self.replay.skip(step.lease_id)
             return None
-        manifest = await self.snapshot()
-        await self.replay.commit(step.lease_id, step.rejected)
+        manifest = await self.snapshot() if updates.moved_policy else None
+        await self.replay.commit(step.lease_id, step.rejected, manifest is not None)
         return manifest
 
     async def snapshot(self) -> WeightManifest:
@@ -242,7 +229,11 @@ class Trainer:
         self.metrics.inc("streamrl_weight_sync_bytes_total", manifest.total_bytes * len(reports), transport="shm")
         log.info("version %d is served by %d replicas after %.2f s", manifest.version, len(reports), time.monotonic() - started)
 
-    async def _await_publication(self) -> None:
+    def _beside(self) -> list[asyncio.Task[None]]:
+        """What goes on beside the steps just now."""
+        return [task for task in (self._publication, self.validating.task, self.saving.task) if task is not None]
+
+    async def await_publication(self) -> None:
         if self._publication is not None:
             task, self._publication = self._publication, None
             with self.metrics.state("weight_sync"):
@@ -262,37 +253,6 @@ class Trainer:
         )
         meter_step(self.metrics, record, update)
         self.record(record)
-
-    async def _scheduled_work(self) -> None:
-        """Validation and checkpoints that are due after this step; both need the published version, so they wait for it."""
-        step, trainer = self.state.step, self.config.trainer
-        last = step >= self.total_steps
-        if not last and trainer.test_freq > 0 and step % trainer.test_freq == 0:
-            await self._await_publication()
-            await self._validate()
-        if not last and trainer.save_freq > 0 and step % trainer.save_freq == 0:
-            await self._await_publication()
-            await self.checkpoint()
-
-    async def _validate(self) -> None:
-        """Greedy accuracy on the validation rows, under the published version; no publication happens meanwhile. A stop request ends it unmeasured."""
-        accuracy = await self._unless_stopped(self.validator.accuracy(self.publisher))
-        if accuracy is not None:
-            self.totals.validated(accuracy)
-            self.record(StepRecord(step=self.state.step, version=self.state.version, val_accuracy=accuracy))
-            self.write_standing()
-
-    async def checkpoint(self) -> None:
-        """Save learner, replay and totals as one set. The lease is committed and the version published before."""
-        with self.metrics.state("checkpoint"):
-            self.state.totals = msgspec.to_builtins(self.totals)
-            await self.checkpoints.save(self.state, self.learner, self.replay)
-
-    async def _finish(self) -> None:
-        """Save first: a validation that fails must not cost the weights."""
-        await self.checkpoint()
-        await self._validate()
-        self.totals.close(await self.replay.stats())
 
     async def call(self, call: Awaitable[T], what: str, state: str) -> T:
         """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name."""

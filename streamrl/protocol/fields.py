@@ -115,11 +115,12 @@ def _outcome_reward(row: Trajectory) -> np.ndarray:
 
 
 NODE_TAG = "node"  # tag of a row's store, in a run of several nodes
+UNSCORED_TAG = "unscored"  # tag of a row that comes without a reward: the learner's reward model scores it
 
 
 def trajectory_tag(row: Trajectory, attempt: int, seq_no: int, global_steps: int) -> dict[str, int | str]:
     """The plain values that travel with the key."""
-    return {
+    tag: dict[str, int | str] = {
         "status": "success",
         "global_steps": global_steps,
         "seq_no": seq_no,
@@ -130,3 +131,4 @@ def trajectory_tag(row: Trajectory, attempt: int, seq_no: int, global_steps: int
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,
     }
+    return tag if row.reward is not None else tag | {UNSCORED_TAG: 1}

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
-from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
+from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt, Trajectory
+from streamrl.protocol.validation import ValQuestion, ValResult
 from streamrl.protocol.weights import Probe, WeightManifest, WeightReport
 
 
@@ -116,8 +117,9 @@ class BatchSource(Protocol):
         """The uids whose lag is above the bound *now*; they are dropped(stale) and must leave the batch. Called before the first optimizer step."""
         ...
 
-    async def commit(self, lease_id: int, rejected: list[str]) -> None:
-        """The leased groups are trained; ``rejected`` uids end as dropped(group_too_small). Idempotent. LeaseExpired for an older incarnation."""
+    async def commit(self, lease_id: int, rejected: list[str], publishes: bool = True) -> None:
+        """The leased groups are trained; ``rejected`` uids end as dropped(group_too_small). Their slots are freed by the next publication, or at once
+        when this step makes no version (``publishes`` false). Idempotent. LeaseExpired for an older incarnation."""
         ...
 
     async def skip(self, lease_id: int) -> None:
@@ -170,12 +172,21 @@ class TrajectoryStore(Protocol):
 class SessionRunner(Protocol):
     """Runs one session of a group: chat template, agent loop, reward."""
 
-    async def run(self, lease: GroupLease, session_id: int, retry: int) -> list[Trajectory]:
-        """Rows with rewards; SessionFailed with a drop reason otherwise."""
+    async def start(self) -> None:
+        """Start what scores the sessions, such as a judge's engine."""
         ...
 
-    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
-        """Greedy scores, one per row, in order; NaN for a session that failed."""
+    def check(self) -> None:
+        """EngineError when that can go on no more."""
+        ...
+
+    def child_pids(self) -> list[int]: ...
+    async def run(self, lease: GroupLease, session_id: int, retry: int) -> list[Trajectory]:
+        """Rows with rewards, or without where the learner scores them; SessionFailed with a drop reason otherwise."""
+        ...
+
+    async def evaluate(self, questions: list[ValQuestion]) -> list[ValResult]:
+        """Sessions as validation samples them, scored; one result per question, in order."""
         ...
 
     async def close(self) -> None: ...
@@ -183,6 +194,10 @@ class SessionRunner(Protocol):
 
 class Learner(Protocol):
     """One learner rank. All ranks are called together, in one order; each call is a collective."""
+
+    def rm_scores(self, share: KVBatchMeta) -> StageReport:
+        """Writes ``rm_scores`` and ``reward_extra_info`` of rows that came without a reward, as the reward model judges them."""
+        ...
 
     def log_probs(self, share: KVBatchMeta) -> StageReport:
         """Writes ``old_log_probs``, ``entropy`` and what else the estimator needs of the scoring pass; in bypass mode a copy of ``rollout_log_probs``."""
@@ -192,14 +207,22 @@ class Learner(Protocol):
         """Writes ``ref_log_prob`` of the share's rows, under the frozen starting model. Called only when a KL needs it."""
         ...
 
+    def values(self, share: KVBatchMeta) -> StageReport:
+        """Writes ``values`` of the share's rows, by the critic as it is now. Called only when there is one."""
+        ...
+
     def advantages(self, batch: KVBatchMeta) -> StageReport:
         """Rank 0, whole batch: writes ``advantages``, ``returns``, ``token_level_rewards``, ``loss_mask``, ``session_weight`` and
         ``rollout_is_weights``."""
         ...
 
-    def update(self, work: UpdateWork) -> UpdateReport: ...
-    def last_update(self) -> LastUpdate | None:
-        """The newest update that this process finished; None before the first. No collective."""
+    def update_critic(self, work: UpdateWork) -> UpdateReport: ...
+    def update(self, work: UpdateWork) -> UpdateReport:
+        """Of the policy."""
+        ...
+
+    def last_updates(self) -> StepUpdates | None:
+        """What this process finished of the newest step; None before the first. No collective."""
         ...
 
     def snapshot(self, version: int) -> WeightManifest | None:
@@ -207,7 +230,14 @@ class Learner(Protocol):
         ...
 
     def probe(self) -> Probe | None: ...
-    def save(self, folder: str) -> None: ...
+    def stage(self) -> None:
+        """Keep what the next ``save`` shall write, as it is now."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Write what was staged. Beside other calls, if ``actor.checkpoint.async_save``. CheckpointError on all ranks when one of them could not."""
+        ...
+
     def load(self, folder: str) -> None: ...
 
 
@@ -216,15 +246,19 @@ class LearnerGroup(Protocol):
 
     ranks: int
 
+    async def rm_scores(self, shares: list[KVBatchMeta]) -> StageReport: ...
     async def log_probs(self, shares: list[KVBatchMeta]) -> StageReport: ...
     async def ref_log_probs(self, shares: list[KVBatchMeta]) -> StageReport: ...
+    async def values(self, shares: list[KVBatchMeta]) -> StageReport: ...
     async def advantages(self, batch: KVBatchMeta) -> StageReport: ...
+    async def update_critic(self, works: list[UpdateWork]) -> UpdateReport: ...
     async def update(self, works: list[UpdateWork]) -> UpdateReport: ...
-    async def last_update(self) -> LastUpdate | None:
+    async def last_updates(self) -> StepUpdates | None:
         """Answered after an update that is under way."""
         ...
 
     async def snapshot(self, version: int) -> WeightManifest: ...
+    async def stage(self) -> None: ...
     async def save(self, folder: str) -> None: ...
     async def load(self, folder: str) -> None: ...
 
@@ -235,4 +269,6 @@ class Replica(Protocol):
     name: str
 
     async def update_weights(self, manifest: WeightManifest) -> WeightReport: ...
-    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]: ...
+    async def evaluate(self, questions: list[ValQuestion], alone: bool = False) -> list[ValResult]:
+        """``alone``: no group is leased meanwhile, since its rows would grow too old."""
+        ...

@@ -25,7 +25,7 @@ class StageReport(msgspec.Struct):
 
 
 class UpdateReport(msgspec.Struct):
-    """What an update did. ``applied`` counts optimizer steps that moved the weights; 0 means the version must not advance."""
+    """What an update did. ``applied`` counts optimizer steps that moved the weights; of the policy, 0 means that the version must not advance."""
 
     applied: int
     skipped: int
@@ -34,8 +34,21 @@ class UpdateReport(msgspec.Struct):
     computed_tokens: int = 0  # tokens forwarded including padding, all ranks
 
 
-class LastUpdate(msgspec.Struct):
-    """The newest update that a learner finished: how another trainer learns what became of the one it did not ask for."""
+class StepUpdates(msgspec.Struct):
+    """What the updates of one step did, each once: how another trainer learns what became of the step that it did not begin. None: not asked for (yet)."""
 
     global_step: int
-    report: UpdateReport
+    critic: UpdateReport | None = None
+    actor: UpdateReport | None = None
+
+    @property
+    def moved_policy(self) -> bool:
+        """Whether there is a new version."""
+        return self.actor is not None and self.actor.applied > 0
+
+    def total(self) -> UpdateReport:
+        """Both as one report; tokens are counted once."""
+        done = [report for report in (self.critic, self.actor) if report is not None]
+        metrics = {name: value for report in done for name, value in report.metrics.items()}
+        trained, computed = max(report.trained_tokens for report in done), sum(report.computed_tokens for report in done)
+        return UpdateReport(sum(report.applied for report in done), sum(report.skipped for report in done), metrics, trained, computed)

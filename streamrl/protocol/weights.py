@@ -24,14 +24,30 @@ class Probe(msgspec.Struct, frozen=True):
     tolerance: float  # largest |engine - learner| that is numerics and not other weights
 
 
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """What adapter tensors are for: each of ``layers`` computes with ``W + scaling * B A`` in place of the base's ``W``.
+
+    Example: layer "model.layers.0.mlp.up_proj" of shape (out, in) has the tensors "model.layers.0.mlp.up_proj.lora_A.weight" (rank, in) and
+    "….lora_B.weight" (out, rank).
+    """
+
+    rank: int
+    scaling: float  # lora_alpha / rank
+    layers: list[str]
+    base_dtype: str  # in which the base is hashed: the coarser one of learner and rollout
+    base: dict[str, str]  # name -> digest of every parameter of the base
+
+
 class WeightManifest(msgspec.Struct, frozen=True):
-    """Version ``version`` of the policy, as raw tensors in one file. Tied tensors are listed once."""
+    """Version ``version`` of the policy, as raw tensors in one file. Tied tensors are listed once. With an ``adapter`` the tensors are the
+    adapter's alone: whoever serves them has the base."""
 
     version: int
     path: str
     tensors: list[TensorRecord]
     total_bytes: int
     probe: Probe | None = None
+    adapter: AdapterRecord | None = None
 
 
 class WeightReport(msgspec.Struct, frozen=True):

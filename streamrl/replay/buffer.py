@@ -214,9 +214,9 @@ class ReplayBuffer:
                 self.life.drop(group, "stale")
         return stale
 
-    def commit(self, lease_id: int, rejected: Iterable[str] = ()) -> None:
-        """The leased groups are trained; ``rejected`` ones end as dropped(group_too_small). Slots are freed by the publication. Repeating it changes
-        nothing."""
+    def commit(self, lease_id: int, rejected: Iterable[str] = (), publishes: bool = True) -> None:
+        """The leased groups are trained; ``rejected`` ones end as dropped(group_too_small). The next publication frees their slots, or this call where
+        none will follow (``publishes`` false). Repeating it changes nothing."""
         if self.learners.has_ended_as(lease_id, "committed"):
             return
         lease = self.learners.held(lease_id)
@@ -228,11 +228,14 @@ class ReplayBuffer:
             if group.uid in refused:
                 self.life.drop(group, "group_too_small")
             else:
-                self.life.train(group)
-        trained = len(lease.groups) - len(refused)
-        self.trained_unpublished += trained
-        self.spent_unpublished += lease.size - trained
-        self.claims_trained += lease.size
+                self.life.train(group, published=not publishes)
+        if publishes:
+            trained = len(lease.groups) - len(refused)
+            self.trained_unpublished += trained
+            self.spent_unpublished += lease.size - trained
+            self.claims_trained += lease.size
+        else:
+            self.horizon.claimed -= lease.size
         self.learners.end(lease, "committed")
 
     def skip(self, lease_id: int) -> None:

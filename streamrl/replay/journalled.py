@@ -102,8 +102,8 @@ class JournalledBuffer:
     def check_bound(self, lease_id: int) -> list[str]:
         return self._call("check_bound", lease_id)
 
-    def commit(self, lease_id: int, rejected: Iterable[str] = ()) -> None:
-        self._call("commit", lease_id, list(rejected))
+    def commit(self, lease_id: int, rejected: Iterable[str] = (), publishes: bool = True) -> None:
+        self._call("commit", lease_id, list(rejected), publishes)
 
     def skip(self, lease_id: int) -> None:
         self._call("skip", lease_id)

@@ -175,6 +175,10 @@ class LearnerLeases:
     def all_held(self) -> list[LearnerLease]:
         return list(self._held.values())
 
+    def uids(self, lease_id: int) -> list[str]:
+        """The groups of a lease; empty when it is not held."""
+        return list(self._held[lease_id].groups) if lease_id in self._held else []
+
     @property
     def spent(self) -> int:
         """Groups that were dropped from a batch which is still held."""

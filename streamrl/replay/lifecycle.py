@@ -96,11 +96,12 @@ class Lifecycle:
         self.garbage.dropped(group)
         self.breaker.forget(group.uid, now)
 
-    def train(self, group: Group) -> None:
-        """The group's update was applied. Its rows stay until a checkpoint contains it, as far as the budget goes."""
+    def train(self, group: Group, published: bool = False) -> None:
+        """The group's update was applied. Its rows stay until a checkpoint contains it, as far as the budget goes. ``published``: it waits for no
+        publication."""
         self.table.move(group, "trained")
         self.ledger.train(group)
-        self.let_go(self.provisional.add(group))
+        self.let_go(self.provisional.add(group, published))
 
     def let_go(self, trained: list[TrainedGroup]) -> None:
         """Rows of trained groups are not kept any longer."""

@@ -26,7 +26,7 @@ class TrainedGroup:
     tokens: int
     size_bytes: int
     held: bool
-    published: bool = False  # a version that contains it is served
+    published: bool = False  # a version that contains it is served, or none was made of its step
 
 
 class Provisional:
@@ -51,11 +51,11 @@ class Provisional:
         trained = self._held.get(uid)
         return None if trained is None else trained.group
 
-    def add(self, group: Group) -> list[TrainedGroup]:
+    def add(self, group: Group, published: bool = False) -> list[TrainedGroup]:
         """Groups whose rows are not kept any longer: beyond the budget, or all when nothing is retained. The caller frees them, then ``let_go``."""
         lengths = group.lengths()
         size_bytes = BYTES_PER_TOKEN * sum(tag.get("seq_len", tag["response_len"]) for tag in group.tags())
-        self._insert(TrainedGroup(group, self.count, len(lengths), sum(lengths), size_bytes, held=True))
+        self._insert(TrainedGroup(group, self.count, len(lengths), sum(lengths), size_bytes, held=True, published=published))
         self.count += 1
         if len(self._groups) > MAX_GROUPS:
             return [*self._forget_oldest(), *self.over_budget()]

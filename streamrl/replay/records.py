@@ -28,7 +28,7 @@ CALLS: dict[str, Any] = {  # name -> types of the arguments
     "release_worker": tuple[str],
     "take": tuple[int],
     "check_bound": tuple[int],
-    "commit": tuple[int, list[str]],
+    "commit": tuple[int, list[str], bool],
     "skip": tuple[int],
     "abandon": tuple[int],
     "published": tuple[int],
@@ -111,7 +111,12 @@ def arguments_of(call: Call) -> tuple[Any, ...]:
     """The arguments as the method takes them."""
     if call.name not in _ARGUMENTS:
         raise ProtocolError(f"a replay journal holds the calls {sorted(CALLS)}, got {call.name!r}; it was written by another version")
-    return tuple(_ARGUMENTS[call.name].decode(call.arguments))
+    try:
+        return tuple(_ARGUMENTS[call.name].decode(call.arguments))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(
+            f"a call in a replay journal has the arguments of its name, got {error} for {call.name}; it was written by another version"
+        ) from error
 
 
 def result_of(reply: Reply) -> Any:

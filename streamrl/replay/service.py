@@ -137,8 +137,11 @@ class ReplayService:
         self._after()
         return result
 
-    async def commit(self, lease_id: int, rejected: list[str]) -> None:
-        self._calls.commit(lease_id, rejected)
+    async def commit(self, lease_id: int, rejected: list[str], publishes: bool = True) -> None:
+        uids = self.buffer.learners.uids(lease_id)
+        self._calls.commit(lease_id, rejected, publishes)
+        if self._keeper is not None and not publishes:
+            self._keeper.keep(uids)
         self._after()
 
     async def skip(self, lease_id: int) -> None:

@@ -1,7 +1,7 @@
-"""One session's reward: which function, where it runs, how long it may take, and what counts as a score.
+"""Scores by functions: which one, where it runs, how long it may take, and what counts as a score.
 
 A score is finite or the call ends in RewardError: an exception, a timeout, None, NaN or infinity never become 0.0, since a policy would
-learn from it. Which group or session is scored is the caller's business.
+learn from it. Which session is scored, and what is made of the score, is the caller's business.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.data import DataConfig
 from streamrl.config.paths import resolve
-from streamrl.errors import ConfigError, RewardError, WaitTimeout
+from streamrl.config.reward import RewardConfig
+from streamrl.errors import ConfigError, RewardError
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
-from streamrl.rewards import rules  # noqa: F401  (registers the rule scorers)
+from streamrl.rewards import minerva, rules  # noqa: F401  (registers the rule scorers)
+from streamrl.rewards.edge import as_reward_error
 from streamrl.rewards.load import load_function
 from streamrl.rewards.registry import Entry, check_source, find, known_sources, serves
 from streamrl.rewards.worker import Target, WorkerPool
@@ -27,13 +29,9 @@ from streamrl.rewards.worker import Target, WorkerPool
 POOL_SIZE = 2  # worker processes per score function of a rollout process
 
 
-def build(reward: RewardConfig, data: DataConfig) -> Scorer:
-    """The scorer of a run; a custom function is loaded now, so that a wrong path or name fails at start-up."""
-    return Scorer(reward, data)
-
-
 class Scorer:
-    """``await scorer.score(row, solution_str, extra_info)``; :meth:`check` at start-up, :meth:`close` at the end."""
+    """``await scorer.score(row, solution_str, extra_info)``; :meth:`check` at start-up, :meth:`close` at the end. A custom function is loaded now,
+    so that a wrong path or name fails at start-up."""
 
     def __init__(self, reward: RewardConfig, data: DataConfig, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -47,9 +45,12 @@ class Scorer:
         self._pools: dict[Target, WorkerPool] = {}
 
     @property
-    def needs_rule_columns(self) -> bool:
-        """True when rows must carry a data source and a ground truth."""
-        return self._custom is None
+    def has_custom(self) -> bool:
+        """Whether one custom function scores every row."""
+        return self._custom is not None
+
+    def source_of(self, row: dict[str, Any]) -> str:
+        return str(row.get(self._source_key, ""))
 
     def check(self, sources: Iterable[str]) -> None:
         """ConfigError when a source of the data has no scorer, or those of two packages. With a custom function every source is fine."""
@@ -70,20 +71,11 @@ class Scorer:
 
     async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         """(score, everything the function returned beside it, ``acc`` included). RewardError for whatever is not a finite score."""
-        source = str(row.get(self._source_key, ""))
+        source = self.source_of(row)
         entry, target = self._entry(source)
         args = [source, solution_str, (row.get("reward_model") or {}).get("ground_truth"), copy.deepcopy(extra_info)]
-        try:
-            result = await self._call(entry, target, args)
-        except WaitTimeout as error:
-            raise RewardError(
-                f"a reward call ends within {self._timeout_s:g} s, got a timeout of {entry.name}; correct it or raise reward.timeout_s"
-            ) from error
-        except RewardError:
-            raise
-        except Exception as error:
-            raise RewardError(f"a reward function must not raise, got {type(error).__name__}: {error} in {entry.name}; correct it or the row") from error
-        return read_score(entry.name, result)
+        with as_reward_error(entry.name, self._timeout_s):
+            return read_score(entry.name, await self._call(entry, target, args))
 
     async def close(self) -> None:
         """End all worker processes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import msgspec
 from streamrl.errors import RewardError
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.rewards.slots import Slots
 
 START_S = 60.0  # for the child to start and import the function's module; not part of the limit of a call
 STOP_S = 5.0
@@ -35,9 +37,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Target:
-        """Where ``function`` was defined; a script that was started directly is found by its file."""
-        if function.__module__ == "__main__":
-            return cls(str(sys.modules["__main__"].__file__), function.__qualname__, is_file=True)
+        """Where ``function`` was defined: by its file where no import finds the module, as a script that was started or a custom file."""
+        if function.__module__ == "__main__" or function.__module__ not in sys.modules:
+            return cls(str(inspect.getsourcefile(function)), function.__qualname__, is_file=True)
         return cls(function.__module__, function.__qualname__)
 
 
@@ -101,19 +103,19 @@ class Worker:
 
 
 class WorkerPool:
-    """At most ``size`` workers, started when needed; calls beyond that wait for a free one (that wait is not part of their limit)."""
+    """At most ``size`` workers, started when needed; calls beyond that wait for a free one (``slots.py``)."""
 
     def __init__(self, target: Target, size: int, clock: Clock) -> None:
         self._target = target
         self._clock = clock
-        self._slots = asyncio.Semaphore(size)
+        self._slots = Slots(size, target.name)
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
 
     async def call(self, args: list[Any], timeout_s: float) -> Any:
         """The function's result. WaitTimeout past the limit, RewardError when it raised or died; the worker is killed for both of these
         and on cancellation, since its process may still be busy."""
-        async with self._slots:
+        async with self._slots.one():
             worker = self._idle.pop() if self._idle else await self._start()
             try:
                 reply = await within(worker.call(args), timeout_s, f"a call of {self._target.name}", self._clock)

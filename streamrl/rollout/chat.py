@@ -15,21 +15,21 @@ from streamrl.errors import ConfigError, DataError, SessionFailed
 log = logging.getLogger(__name__)
 
 
-def load_tokenizer(model: ModelConfig) -> Any:
-    """The model's tokenizer, loaded once per process; ConfigError when there is none or it has no chat template."""
-    return _load(resolve_model(model.tokenizer_path or model.path), model.trust_remote_code)
+def load_tokenizer(model: ModelConfig, key: str = "model.path") -> Any:
+    """The model's tokenizer, loaded once per process; ConfigError when there is none or it has no chat template. ``key`` is where the model is named."""
+    return _load(resolve_model(model.tokenizer_path or model.path), model.trust_remote_code, key)
 
 
 @functools.cache
-def _load(path: str, trust_remote_code: bool) -> Any:
+def _load(path: str, trust_remote_code: bool, key: str) -> Any:
     from transformers import AutoTokenizer  # imports torch: seconds that a process without text need not pay
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"$.model.path: a folder or hub id with a tokenizer, got {path} ({error}); correct it or set model.tokenizer_path") from error
+        raise ConfigError(f"$.{key}: a folder or hub id with a tokenizer, got {path} ({error}); correct it") from error
     if tokenizer.chat_template is None:
-        raise ConfigError(f"$.model.path: a tokenizer with a chat template, got none in {path}; add a chat_template.jinja to that folder")
+        raise ConfigError(f"$.{key}: a tokenizer with a chat template, got none in {path}; add a chat_template.jinja to that folder")
     return tokenizer
 
 

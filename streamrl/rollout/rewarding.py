@@ -1,17 +1,31 @@
-"""What a session needs of a scorer; the rewards package has it. The two folders meet through this shape alone."""
+"""What a session needs of the run's rewards; the rewards package has it. The two folders meet through this shape alone."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from streamrl.protocol.answer import Answer
+
 
 class RowScorer(Protocol):
-    """Scores of answers, by the row's data source."""
+    """Rewards of answers. ``start`` before the first, ``close`` after the last."""
 
-    def serves(self, source: str) -> bool:
-        """Whether there is a score function for that source."""
+    async def start(self) -> None: ...
+    def check(self) -> None:
+        """EngineError when what it asks can answer no more; its actor is then replaced."""
         ...
 
-    async def score(self, row: dict[str, Any], solution_str: str, extra_info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        """``(score, extra)`` of one answer to ``row``; RewardError for whatever is not a finite score."""
+    def child_pids(self) -> list[int]: ...
+    async def close(self) -> None: ...
+
+    def serves(self, row: dict[str, Any]) -> bool:
+        """Whether someone scores the row, now or later; where not, only its agent loop can."""
+        ...
+
+    def scores_later(self, row: dict[str, Any]) -> bool:
+        """Whether the learner scores the row, after the rollout."""
+        ...
+
+    async def score(self, answer: Answer) -> tuple[float, dict[str, Any]]:
+        """``(reward, extra)``; RewardError for whatever is not a finite number."""
         ...

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 from typing import Any
 
 from streamrl.config.data import DataConfig
@@ -20,6 +19,7 @@ from streamrl.protocol.groups import GroupLease
 from streamrl.protocol.interfaces import Clock, Generate
 from streamrl.protocol.keys import TrajectoryKey, request_seed
 from streamrl.protocol.trajectory import Trajectory
+from streamrl.protocol.validation import ValQuestion, ValResult
 from streamrl.rollout.base import AgentLoopOutput
 from streamrl.rollout.generation import ResumingGenerate
 from streamrl.rollout.greedy import GreedyScores
@@ -78,21 +78,23 @@ class GroupSessionRunner:
     async def _greedy_score(self, lease: GroupLease) -> float:
         """The score of the greedy answer; its deadline and reasons are those of a session."""
         sampling = greedy_sampling(self._rollout, self._data, request_seed(self._run_seed, lease.uid, lease.n, 0))
-        return (await self._sessions.run(lease.row, sampling, f"{lease.uid}-{lease.attempt}-greedy-{next(self._numbers)}")).reward
+        scored = await self._sessions.run(lease.row, sampling, f"{lease.uid}-{lease.attempt}-greedy-{next(self._numbers)}")
+        return _known(scored.reward)
 
-    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
-        """Scores in row order, NaN where the session failed: a failure is not a wrong answer, so it must not enter a mean."""
+    async def evaluate(self, questions: list[ValQuestion]) -> list[ValResult]:
+        """Results in the order of the questions. A failed session has no score: a failure is not a wrong answer, so it must not enter a mean."""
         slots = asyncio.Semaphore(self._rollout.max_sessions_per_actor)
-        return list(await asyncio.gather(*(self._evaluate_row(row, index, slots) for index, row in enumerate(rows))))
+        return list(await asyncio.gather(*(self._evaluate(question, slots) for question in questions)))
 
-    async def _evaluate_row(self, row: dict[str, Any], index: int, slots: asyncio.Semaphore) -> float:
-        sampling = validation_sampling(self._rollout, self._data, request_seed(self._run_seed, "validation", index, 0))
+    async def _evaluate(self, question: ValQuestion, slots: asyncio.Semaphore) -> ValResult:
+        seed = request_seed(self._run_seed, f"validation-{question.number}", question.sample, 0)
+        sampling = validation_sampling(self._rollout, self._data, seed)
         async with slots:
             try:
-                return (await self._sessions.run(row, sampling, f"val-{next(self._numbers)}")).reward
+                return _result(await self._sessions.run(question.row, sampling, f"val-{next(self._numbers)}"))
             except SessionFailed as failure:
-                log.warning("validation row %d failed (%s): %s", index, failure.reason, failure)
-                return math.nan
+                log.warning("validation row %d failed (%s): %s", question.number, failure.reason, failure)
+                return ValResult(None, failure.reason)
 
     def _trajectories(self, lease: GroupLease, session_id: int, scored: Scored, columns: dict[str, Any]) -> list[Trajectory]:
         """All rows of a session carry its reward and the same further ``columns``."""
@@ -102,10 +104,35 @@ class GroupSessionRunner:
                 row.turn_rewards = list(zip(output.turn_ends, output.extra_fields["turn_scores"], strict=False))  # none where the loop does not say
         return rows
 
+    async def start(self) -> None:
+        """Start what the scorer asks, before the first session."""
+        await self._scorer.start()
+
+    def check(self) -> None:
+        self._scorer.check()
+
+    def child_pids(self) -> list[int]:
+        return self._scorer.child_pids()
+
     async def close(self) -> None:
         """End the scorer's worker processes and what the agent loops share."""
         await self._loops.close()
         await self._scorer.close()
+
+
+def _known(reward: float | None) -> float:
+    """SessionFailed for a row that the learner scores: a launcher refuses greedy baselines and validation of such rows, as far as it sees them."""
+    if reward is None:
+        raise SessionFailed("a reward is known where the rollout needs it, got a row that reward.reward_model scores later", "reward_error", retryable=False)
+    return reward
+
+
+def _result(scored: Scored) -> ValResult:
+    versions = [version for output in scored.outputs for version in output.rollout_versions or () if version >= 0]
+    numbers = {name: float(value) for name, value in scored.extra.items() if isinstance(value, int | float)}
+    pred = scored.extra.get("pred")
+    spanned = (min(versions), max(versions)) if versions else None
+    return ValResult(_known(scored.reward), extra=numbers, pred=None if pred is None else str(pred), versions=spanned)
 
 
 def _trajectory(lease: GroupLease, key: TrajectoryKey, output: AgentLoopOutput, scored: Scored, columns: dict[str, Any]) -> Trajectory:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import RolloutConfig
 from streamrl.errors import ConfigError, DataError, RewardError, SessionFailed, WaitTimeout
+from streamrl.protocol.answer import Answer
 from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import SamplingParams
@@ -34,7 +34,7 @@ class Scored(msgspec.Struct, frozen=True):
     """A session's outputs; ``reward`` and ``extra`` (all that the scorer returned) belong to all of them."""
 
     outputs: list[AgentLoopOutput]
-    reward: float
+    reward: float | None  # None: the learner's reward model scores it
     extra: dict[str, Any]
 
 
@@ -60,7 +60,6 @@ class Sessions:
             with_log_probs=rollout.calculate_log_probs,
             vocab_size=vocab_size,
         )
-        self._data = data
         self._tokenizer = tokenizer
         self._loops = loops
         self._scorer = scorer
@@ -116,24 +115,27 @@ class Sessions:
         finally:
             loop.metrics.reward_s += self._clock.now() - began
 
-    async def _reward(self, loop: AgentLoopBase, row: dict[str, Any], last: AgentLoopOutput) -> tuple[float, dict[str, Any]]:
+    async def _reward(self, loop: AgentLoopBase, row: dict[str, Any], last: AgentLoopOutput) -> tuple[float | None, dict[str, Any]]:
         """Of the session's last output. A loop that knows its reward is not scored again; the environment's counts where no scorer serves the row."""
         known = last.reward_score
-        if known is None and not self._scorer.serves(str(row.get(self._data.reward_fn_key, ""))):
+        if known is None and not self._scorer.serves(row):
             known = last.environment_score
         if known is not None:
             if not math.isfinite(known):
                 raise RewardError(f"a reward is finite, got {known} from the agent loop; correct it")
             return known, {"score": known, "acc": known}
-        text = self._tokenizer.decode(last.response_ids, skip_special_tokens=True)  # for reading only
-        return await self._scorer.score(row, text, self._extra_info(loop, row, last))
-
-    def _extra_info(self, loop: AgentLoopBase, row: dict[str, Any], last: AgentLoopOutput) -> dict[str, Any]:
-        """What a score function learns beside the text: the row's own, how the session went, and what the model wrote after the last observation."""
-        written = list(takewhile(lambda token: token[1], reversed(list(zip(last.response_ids, last.response_mask, strict=True)))))
-        answer = self._tokenizer.decode([token for token, _ in reversed(written)], skip_special_tokens=True)
-        outcomes = {"tool_outcomes": loop.metrics.tool_outcomes(), "final_answer": answer, "num_turns": last.num_turns}
-        return {**(row.get("extra_info") or {}), **outcomes, **last.extra_fields}
+        if self._scorer.scores_later(row):
+            return None, {}
+        told = {"tool_outcomes": loop.metrics.tool_outcomes(), "num_turns": last.num_turns, **last.extra_fields}
+        answer = Answer.of(
+            row,
+            self._tokenizer,
+            num_prompt_tokens=len(last.prompt_ids),
+            response_ids=last.response_ids,
+            response_mask=last.response_mask,
+            told=told,
+        )
+        return await self._scorer.score(answer)
 
     def _log_once(self, reason: str, error: Exception) -> None:
         """A traceback for the first error of a kind (reason, type, place); the loops log one line for each."""

@@ -202,8 +202,11 @@ class ToolAgentLoop(AgentLoopBase):
 
     def _output(self, stop_reason: str) -> AgentLoopOutput:
         transcript, num_turns = self.transcript, self.user_turns + self.assistant_turns + 1
-        assert transcript is not None
-        output = transcript.output(stop_reason, num_turns, turn_scores=list(self.turn_scores), tool_rewards=list(self.tool_rewards))
+        assert transcript is not None and self.session_tools is not None
+        self.metrics.tools = self.session_tools.times  # a session that ran into its deadline is not closed yet
+        output = transcript.output(
+            stop_reason, num_turns, turn_scores=list(self.turn_scores), tool_rewards=list(self.tool_rewards), tool_outcomes=self.metrics.tool_outcomes()
+        )
         output.environment_score, output.turn_ends = self.environment_score, list(self.turn_ends)
         self.metrics.observation_tokens = transcript.num_observation_tokens
         self.metrics.dropped_observation_tokens = transcript.dropped_observation_tokens

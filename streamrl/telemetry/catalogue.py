@@ -147,6 +147,7 @@ _ALL = (
     # operations
     _counter("actor_restarts", "", "Restarted actors", ("driver",), target_role=ROLES),
     _histogram("checkpoint_seconds", "seconds", "Duration of a checkpoint", ("trainer", "learner")),
+    _counter("checkpoint_failures", "", "Checkpoints that could not be written", ("trainer",)),
     _gauge("checkpoint_last_success_timestamp_seconds", "seconds", "Unix time of the last complete checkpoint", ("trainer",)),
     _gauge("eval_accuracy_ratio", "ratio", "Mean score of the last validation", ("trainer",)),
     _counter("telemetry_errors", "", "Faults of telemetry itself", ROLES, kind=("undeclared", "label", "value", "exporter")),

@@ -2,6 +2,6 @@
 
 ``snapshot`` writes a version as one file and its manifest, ``reader`` gives the tensors back and refuses what does not match the manifest,
 ``publisher`` rolls a manifest over the serving replicas, ``copies`` brings a file to another node,
-``retire`` deletes files nobody needs. No engine is imported here, and only
-``snapshot`` and ``reader.read_tensors`` need torch.
+``retire`` deletes files nobody needs, ``adapter`` merges a version of adapters into its base. No engine is imported here, and only
+``snapshot``, ``adapter`` and ``reader.read_tensors`` need torch.
 """

@@ -2,6 +2,8 @@
 
 Guarantees: versions strictly grow and one publication runs at a time; ``publish`` returns when every replica that still serves holds the version;
 a replica that fails or is late is out of rotation before the caller hears of it; a new replica holds the newest version before it counts as serving.
+A replica that is *held* (``hold``) keeps its version: it doesn't serve until it is let go and holds the newest one, and a publication waits for it only
+when no other serves.
 Doesn't know how weights travel (a replica reads the manifest's file), and restarts nothing: ``on_failure`` tells the one who does. Needs no torch.
 """
 
@@ -9,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from streamrl.config.training import WeightsConfig
 from streamrl.errors import ActorDied, ProtocolError, RunFailed, WaitTimeout, WeightMismatch
 from streamrl.protocol.interfaces import Replica
+from streamrl.protocol.topic import Topic
 from streamrl.protocol.weights import WeightManifest, WeightReport
 
 _log = logging.getLogger(__name__)
@@ -21,6 +26,14 @@ _log = logging.getLogger(__name__)
 
 def _log_failure(name: str, error: BaseException) -> None:
     _log.error("replica %s is out of rotation: %s", name, error)
+
+
+class Held(NamedTuple):
+    """Replicas that keep ``version``. ``alone``: others serve meanwhile, under newer versions."""
+
+    version: int
+    replicas: list[Replica]
+    alone: bool
 
 
 class WeightPublisher:
@@ -31,9 +44,11 @@ class WeightPublisher:
         self._config = config
         self._on_failure = on_failure
         self._serving: dict[str, Replica] = {}
+        self._held: dict[str, Replica] = {}
         self._updates: dict[str, asyncio.Task[WeightReport]] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._joined = asyncio.Event()
+        self._returning: set[asyncio.Task[None]] = set()
+        self._change = Topic()  # someone serves, or a held one has left
         self._ever_joined = False
 
     def replicas(self) -> list[str]:
@@ -42,15 +57,45 @@ class WeightPublisher:
 
     async def serving(self) -> list[Replica]:
         """The serving replicas, by name; waits for one to join when there is none just now (a restart is under way)."""
-        if not self._serving:
-            self._joined.clear()
+        if not await self._someone_serves():
             limit_s = self._config.publish_timeout_s
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._joined.wait()
-            except TimeoutError:
-                raise WaitTimeout(f"a replica must join within weights.publish_timeout_s={limit_s:g}, got none; see the rollout actors' logs") from None
+            raise WaitTimeout(f"a replica must join within weights.publish_timeout_s={limit_s:g}, got none; see the rollout actors' logs")
         return [self._serving[name] for name in self.replicas()]
+
+    @asynccontextmanager
+    async def hold(self, every: bool = False) -> AsyncIterator[Held]:
+        """Some serving replicas stay at the newest version within the block: as many as may be unavailable at once, or the only one there is, or all."""
+        async with self._one_at_a_time:  # no version is half way out
+            serving = await self.serving()
+            held = serving if every else serving[: min(self._most_unavailable(len(serving)), max(1, len(serving) - 1))]
+            version = -1 if self.newest is None else self.newest.version
+            self._held |= {replica.name: self._serving.pop(replica.name) for replica in held}
+        try:
+            yield Held(version, held, alone=bool(self._serving))
+        finally:
+            for replica in held:
+                returning = asyncio.create_task(self._let_go(replica, version), name=f"{replica.name} serves again")
+                self._returning.add(returning)
+                returning.add_done_callback(self._returning.discard)
+
+    async def _let_go(self, replica: Replica, version: int) -> None:
+        """Serving again, with the newest version; nothing if it has left or was replaced meanwhile."""
+        try:
+            while self._held.get(replica.name) is replica:
+                if self.newest is None or self.newest.version == version:
+                    del self._held[replica.name]
+                    self._serves(replica)  # no await since it was seen to hold the newest version
+                    return
+                version = (await self._load(replica, self.newest)).version
+        except Exception as error:
+            if self._held.get(replica.name) is replica:
+                self.remove(replica.name)
+                self._on_failure(replica.name, error)
+
+    def _serves(self, replica: Replica) -> None:
+        self._serving[replica.name] = replica
+        self._ever_joined = True
+        self._change.wake()
 
     async def join(self, replica: Replica) -> None:
         """Bring ``replica`` to the newest version, then count it as serving. Takes the place of an earlier replica of the same name.
@@ -64,13 +109,13 @@ class WeightPublisher:
                 await self._load(replica, target)
             if target is self.newest:  # nothing was published meanwhile; no await until it is registered
                 break
-        self._serving[replica.name] = replica
-        self._ever_joined = True
-        self._joined.set()
+        self._serves(replica)
 
     def remove(self, name: str) -> None:
         """Take ``name`` out of rotation; a publication under way no longer waits for it."""
         self._serving.pop(name, None)
+        if self._held.pop(name, None) is not None:
+            self._change.wake()
         task = self._updates.pop(name, None)
         if task is not None:
             task.cancel()
@@ -85,7 +130,6 @@ class WeightPublisher:
             if self.newest is not None and manifest.version <= self.newest.version:
                 raise ProtocolError(f"versions strictly grow, got {manifest.version} after {self.newest.version}; each update is published once")
             self.newest = manifest
-            self._joined.clear()
             reports, errors = await self._roll(manifest)
             if not self._serving and self._ever_joined:
                 await self._wait_for_a_replica(manifest, errors)
@@ -93,10 +137,13 @@ class WeightPublisher:
 
     async def _roll(self, manifest: WeightManifest) -> tuple[list[WeightReport], list[BaseException]]:
         names = self.replicas()
-        limit = asyncio.Semaphore(self._config.max_unavailable or max(1, len(names) // 2))
+        limit = asyncio.Semaphore(self._most_unavailable(len(names)))
         outcomes = await asyncio.gather(*(self._turn(name, manifest, limit) for name in names))
         reports = [outcome for outcome in outcomes if isinstance(outcome, WeightReport)]
         return reports, [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+
+    def _most_unavailable(self, count: int) -> int:
+        return self._config.max_unavailable or max(1, count // 2)
 
     async def _turn(self, name: str, manifest: WeightManifest, limit: asyncio.Semaphore) -> WeightReport | BaseException | None:
         """One replica's update when its turn comes: its report, its failure, or None when it left meanwhile."""
@@ -138,12 +185,19 @@ class WeightPublisher:
 
     async def _wait_for_a_replica(self, manifest: WeightManifest, errors: list[BaseException]) -> None:
         final = [error for error in errors if not isinstance(error, ActorDied)]
-        limit_s = self._config.publish_timeout_s
-        if not final:
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._joined.wait()
+        if not final or self._held:
+            if await self._someone_serves():
                 return
-            except TimeoutError:
-                final = [*errors, WaitTimeout(f"no replica joined within weights.publish_timeout_s={limit_s:g}")]
+            final = [*errors, WaitTimeout(f"no replica joined within weights.publish_timeout_s={self._config.publish_timeout_s:g}")]
         raise RunFailed(f"a publication needs one healthy replica, got none for version {manifest.version}: {final[0]}") from final[0]
+
+    async def _someone_serves(self) -> bool:
+        """Waits for a replica when none serves. False when none came in time; one that is held comes in time, whoever holds it has a deadline."""
+        loop, limit_s = asyncio.get_running_loop(), self._config.publish_timeout_s
+        deadline = loop.time() + limit_s
+        while not self._serving:
+            if self._held:
+                deadline = loop.time() + limit_s
+            if not await self._change.wait_until(deadline) and not self._held:
+                return False
+        return True

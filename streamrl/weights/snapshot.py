@@ -16,14 +16,20 @@ from typing import BinaryIO
 import torch
 
 from streamrl.errors import RunFailed
-from streamrl.protocol.weights import Probe, TensorRecord, WeightManifest
+from streamrl.protocol.weights import AdapterRecord, Probe, TensorRecord, WeightManifest
 from streamrl.weights.files import digest, snapshot_path
 
 _ALIGN = 64  # a mapped tensor starts on a cache line, and on a multiple of every dtype's size
 
 
 def write_snapshot(
-    version: int, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, *, dtype: torch.dtype | None, probe: Probe | None = None
+    version: int,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    folder: Path,
+    *,
+    dtype: torch.dtype | None,
+    probe: Probe | None = None,
+    adapter: AdapterRecord | None = None,
 ) -> WeightManifest:
     """Write ``tensors`` as ``version`` under ``folder``. ``dtype`` None keeps each tensor's own; integer tensors always keep theirs.
 
@@ -38,7 +44,7 @@ def write_snapshot(
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    return WeightManifest(version, str(path), records, sum(record.nbytes for record in records), probe)
+    return WeightManifest(version, str(path), records, sum(record.nbytes for record in records), probe, adapter)
 
 
 def _write_tensors(file: BinaryIO, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None, version: int) -> list[TensorRecord]:
@@ -68,13 +74,13 @@ def _write_one(file: BinaryIO, name: str, tensor: torch.Tensor, dtype: torch.dty
             f"weights must be finite to be published, got NaN or Inf in {name!r} of version {version}; the last update diverged: "
             "resume from the checkpoint before it with a lower actor.optim.lr"
         )
-    data = _raw(stored)
+    data = raw_bytes(stored)
     file.write(b"\0" * (-file.tell() % _ALIGN))
     record = TensorRecord(name, str(stored.dtype).removeprefix("torch."), tuple(stored.shape), file.tell(), len(data), digest(data))
     file.write(data)
     return record
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order."""
     return memoryview(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)

@@ -48,7 +48,7 @@ def configured(overrides: str):
         ("actor.kl_loss_coef=0.1", r"\$\.actor\.kl_loss_coef"),
         ("actor.use_kl_loss=true actor.kl_loss_coef=-1", r"\$\.actor\.kl_loss_coef: must be above 0 with"),
         ("ref.path=other", r"\$\.ref\.path: has no effect without a KL"),
-        ("algorithm.adv_estimator=gae", r"\$\.algorithm\.adv_estimator: gae reads the column values, which a critic makes, and there is no critic yet"),
+        ("algorithm.adv_estimator=gae critic.enable=false", r"\$\.critic\.enable: must not be false with adv_estimator=gae"),
         (f"algorithm.adv_estimator=optimal_token_baseline {BYPASS}", r"bypass_mode: .*sum_pi_squared"),
         ("algorithm.adv_estimator=grpo_passk rollout.n=1", r"\$\.rollout\.n: grpo_passk"),
         ("algorithm.min_group_size=9", r"\$\.algorithm\.min_group_size"),

@@ -7,20 +7,23 @@ from pathlib import Path
 import pytest
 
 from streamrl.config import plugins, tool_code
-from streamrl.config.data import DataConfig, RewardConfig
+from streamrl.config.data import DataConfig
+from streamrl.config.reward import RewardConfig
 from streamrl.errors import ConfigError
+from streamrl.rewards.managers import check_manager, manager_class
 from streamrl.rewards.scorer import Scorer
 from streamrl.rollout import parsers
 from streamrl.rollout.interactions.registry import check_class_name, interaction_class
 from streamrl.rollout.registry import agent_loop, check_agent_names
 
-GROUPS = ("streamrl.agent_loops", "streamrl.tools", "streamrl.tool_parsers", "streamrl.interactions", "streamrl.rewards")
+GROUPS = ("streamrl.agent_loops", "streamrl.tools", "streamrl.tool_parsers", "streamrl.interactions", "streamrl.rewards", "streamrl.reward_managers")
 CHECKS = {  # what a launcher asks: nobody's code is imported
     "streamrl.agent_loops": lambda name: check_agent_names([name]),
     "streamrl.tools": lambda name: tool_code.check_entry_point(name, "tools.yaml"),
     "streamrl.tool_parsers": parsers.check_format,
     "streamrl.interactions": check_class_name,
     "streamrl.rewards": lambda name: Scorer(RewardConfig(), DataConfig()).check([name]),
+    "streamrl.reward_managers": check_manager,
 }
 every_group = pytest.mark.parametrize("group", GROUPS)
 
@@ -88,6 +91,7 @@ def test_a_package_that_cannot_be_imported_is_one_line_with_its_place(packages, 
         ("streamrl.agent_loops", agent_loop, "a subclass of AgentLoopBase"),
         ("streamrl.tool_parsers", parsers.get, "a class with a method parse"),
         ("streamrl.interactions", interaction_class, "a subclass of BaseInteraction"),
+        ("streamrl.reward_managers", manager_class, "a subclass of RewardManager"),
     ],
 )
 def test_an_entry_point_of_another_kind_is_refused(packages, group, use, said):

@@ -39,7 +39,7 @@ def reference_run(config: Config, folder: Path, steps: int) -> ReferenceRun:
 def saved_weights(checkpoint: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint, whatever the number of ranks that wrote it."""
     tensors = {f"model.{name}": torch.full_like(tensor, float("nan")) for name, tensor in like.items()}
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(checkpoint / "learner")), no_dist=True)
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(checkpoint / "actor")), no_dist=True)
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 

@@ -3,12 +3,16 @@ far from uniform, so that other weights, another temperature or a shifted positi
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from streamrl.protocol.weights import Probe, WeightManifest
+from streamrl.config.rollout import ModelConfig
+from streamrl.learner.lora import attach
+from streamrl.protocol.weights import AdapterRecord, Probe, WeightManifest
+from streamrl.weights.adapter import base_digest
 from streamrl.weights.snapshot import write_snapshot
 
 VOCAB = 100
@@ -53,3 +57,25 @@ def publish(model: LlamaForCausalLM, version: int, folder: Path, probed: bool = 
     ids = [1, 7, 42, 9, 13, 77]
     probe = Probe(ids, log_probs(model, ids), tolerance=0.005) if probed else None
     return write_snapshot(version, model.named_parameters(), folder, dtype=torch.float32, probe=probe)
+
+
+def adapted(model: LlamaForCausalLM, config: ModelConfig, seed: int) -> LlamaForCausalLM:
+    """A copy of ``model`` with the adapters of ``config``, far from zero unless ``seed`` is 0: then they are as training starts."""
+    copied = copy.deepcopy(model)
+    attach(copied, config, 0, torch.float32)
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in copied.named_parameters():
+        if seed and name.endswith("lora_B.weight"):
+            parameter.data.normal_(std=0.3, generator=draw)
+    return copied.requires_grad_(False)
+
+
+def publish_adapter(model: LlamaForCausalLM, config: ModelConfig, version: int, folder: Path) -> WeightManifest:
+    """A version of an ``adapted`` model: what a learner sends of it."""
+    tensors = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
+    layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith("lora_A.weight")]
+    base = {name: base_digest(parameter, torch.float32) for name, parameter in model.named_parameters() if name not in tensors}
+    record = AdapterRecord(config.lora_rank, config.lora_alpha / config.lora_rank, layers, "float32", base)
+    ids = [1, 7, 42, 9, 13, 77]
+    probe = Probe(ids, log_probs(model, ids), tolerance=0.005)
+    return write_snapshot(version, tensors.items(), folder, dtype=torch.float32, probe=probe, adapter=record)

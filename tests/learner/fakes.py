@@ -96,11 +96,12 @@ def make_rows(
 def make_rank(model: str, store: DictStore, tmp: Path, *, rank: int = 0, ranks: int = 1, actor: ActorConfig | None = None, **changes) -> LearnerRank:
     """A started float32 rank (rank 0 of 1 unless told otherwise; then the caller starts it)."""
     learner = LearnerRank(
-        model=ModelConfig(path=model),
+        model=ModelConfig(path=model, **changes.get("lora", {})),
         actor=actor or ActorConfig(optim=OptimConfig(lr=1e-3)),
         algorithm=changes.get("algorithm", AlgorithmConfig()),
         learner=LearnerConfig(ranks=ranks, dtype=changes.get("dtype", "float32"), step_timeout_s=30.0),
         weights=WeightsConfig(),
+        critic=changes.get("critic"),
         ref=changes.get("ref", RefConfig()),
         rollout_dtype=changes.get("rollout_dtype", "float32"),
         temperature=changes.get("temperature", 1.0),

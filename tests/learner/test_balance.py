@@ -3,7 +3,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import ProtocolError
-from streamrl.learner.balance import balanced_partitions, first_fit_decreasing, micro_batches, padded_micro_batches
+from streamrl.learner.balance import (
+    Prompt,
+    balanced_partitions,
+    computed_tokens,
+    first_fit_decreasing,
+    grouped_micro_batches,
+    micro_batches,
+    padded_micro_batches,
+    shared_workload,
+    workload,
+)
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -75,3 +85,33 @@ def test_mixed_lengths_waste_little():
     parts = padded_micro_batches(lengths, max_tokens=16384)
     computed = sum(len(part) * max(lengths[i] for i in part) for part in parts)
     assert sum(lengths) / computed > 0.95
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min_size=1, max_size=40), st.integers(80, 300), st.integers(0, 9))
+def test_rows_that_share_prompts_keep_the_budget_that_counts_each_prompt_once(rows, budget, count):
+    prompts = [Prompt(number, 3 + 8 * number) for number, _ in rows]
+    lengths = [prompt.tokens + size for prompt, (_, size) in zip(prompts, rows, strict=True)]
+    parts = grouped_micro_batches(lengths, prompts, max_tokens=budget, count=count)
+    assert sorted(i for part in parts for i in part) == list(range(len(rows))) and len(parts) >= count
+    assert all(computed_tokens(lengths, prompts, part) <= budget for part in parts)
+    for prompt in set(prompts):
+        members = [i for i in range(len(rows)) if prompts[i] == prompt]
+        if computed_tokens(lengths, prompts, members) <= budget:
+            assert sum(any(i in part for i in members) for part in parts) == 1, "a group that fits is not torn"
+
+
+def test_a_prompt_is_counted_once():
+    prompts, lengths = [Prompt("a", 100)] * 3 + [Prompt("b", 10)], [110, 120, 130, 15]
+    assert computed_tokens(lengths, prompts, [0, 1, 2, 3]) == 100 + 10 + 20 + 30 + 10 + 5
+    # attention: the prompt with itself once, then each response with itself and the prompt
+    assert shared_workload(lengths, prompts, [0, 1], linear=0) == 100**2 + (110**2 - 100**2) + (120**2 - 100**2)
+    assert shared_workload(lengths, prompts, [0, 3]) == workload(110) + workload(15)
+    assert grouped_micro_batches(lengths, prompts, max_tokens=175) == [[0, 1, 2, 3]]
+    assert sorted(grouped_micro_batches(lengths, prompts, max_tokens=174)) == [[0, 1, 2], [3]]
+
+
+def test_one_prompt_may_exceed_what_is_fastest_but_not_with_others():
+    prompts, lengths = [Prompt("a", 60)] * 4 + [Prompt("b", 5)] * 2, [90] * 4 + [10] * 2
+    parts = grouped_micro_batches(lengths, prompts, max_tokens=100, max_group_tokens=200)
+    assert sorted(parts) == [[0, 1, 2, 3], [4, 5]]

@@ -100,21 +100,21 @@ def test_a_step_that_cannot_be_taken_changes_nothing_and_too_many_end_the_run(mo
     meta = make_rows(store, 2, 2)
     rank = make_rank(model, store, tmp_path)
     one_step(rank, 1, store, meta, ActorConfig(optim=LR))
-    before, position = weights_of(rank), rank.updates.progress.schedule_position
+    before, position = weights_of(rank), rank.updates["actor"].progress.schedule_position
     moments = [state["exp_avg"].full_tensor().clone() for state in rank.engine.optimizer.state.values()]
     work = plan_update(meta, 1, ActorConfig(), **STEP)[0]
     good = store.rows[meta.keys[0]]["advantages"]
     store.rows[meta.keys[0]]["advantages"] = torch.full_like(good, math.nan)
     masks = {key: store.rows[key]["loss_mask"] for key in meta.keys}
     store.rows[meta.keys[0]]["loss_mask"] = torch.ones_like(masks[meta.keys[0]])
-    assert (rank.update(work).applied, rank.updates.progress.skipped_steps) == (0, 1)
+    assert (rank.update(work).applied, rank.updates["actor"].progress.skipped_steps) == (0, 1)
     for key in meta.keys:
         store.rows[key]["loss_mask"] = torch.zeros_like(masks[key])
     report = rank.update(work)
     assert (report.applied, report.skipped, report.computed_tokens) == (0, 1, 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(rank).items())
     assert all(torch.equal(a, state["exp_avg"].full_tensor()) for a, state in zip(moments, rank.engine.optimizer.state.values(), strict=True))
-    assert rank.updates.progress.schedule_position == position
+    assert rank.updates["actor"].progress.schedule_position == position
     with pytest.raises(RunFailed, match="max_consecutive_skips=3"):
         rank.update(work)
     rank.stop()
@@ -158,6 +158,7 @@ def test_a_resumed_run_continues_bit_equal(model, tmp_path):
         for step in range(4):
             if resumed and step == 2:
                 (tmp_path / "saved").mkdir()
+                rank.stage()
                 rank.save(str(tmp_path / "saved"))
                 rank.log_probs(metas[0])
                 rank.stop()
@@ -174,9 +175,10 @@ def test_a_resumed_run_continues_bit_equal(model, tmp_path):
 
 def test_an_unusable_checkpoint_is_refused(model, tmp_path):
     rank = make_rank(model, DictStore(), tmp_path)
-    with pytest.raises(CheckpointError, match="progress"):
+    with pytest.raises(CheckpointError, match=r"learner\.json"):
         rank.load(str(tmp_path))
     (tmp_path / "saved").mkdir()
+    rank.stage()
     rank.save(str(tmp_path / "saved"))
     rank.stop()
     other = make_rank(save_tiny_llama(tmp_path / "deeper", layers=3), DictStore(), tmp_path)
@@ -185,7 +187,7 @@ def test_an_unusable_checkpoint_is_refused(model, tmp_path):
     with torch.no_grad():
         next(iter(other.engine.parameters.values())).to_local()[0] = math.nan
     with pytest.raises(CheckpointError, match="finite"):
-        other.save(str(tmp_path / "saved"))
+        other.stage()
     other.stop()
 
 

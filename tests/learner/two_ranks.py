@@ -9,10 +9,13 @@ from pathlib import Path
 
 import torch
 
+from streamrl.config.critic import CriticConfig, CriticOptim
 from streamrl.config.training import ActorConfig, AlgorithmConfig, KLControl, OptimConfig, PolicyLossConfig
 from streamrl.learner.plan import plan_shares, plan_update
+from streamrl.learner.reward_plan import plan_rewards
 from streamrl.protocol.learn import UpdateWork
 from tests.learner.fakes import DictStore, make_rank, make_rows
+from tests.learner.reward_world import RowStore, reward_model, save_classifier, scores_of, unscored_rows
 
 LIMIT_S = 60.0
 STEP = {"global_step": 1, "total_steps": 10}
@@ -31,7 +34,11 @@ FAMILIES = {
         ActorConfig(loss_agg_mode="seq-mean-token-sum-norm", use_kl_loss=True, kl_loss_coef=0.5, **SMALL),
         AlgorithmConfig(norm_adv_by_std_in_grpo=False, use_kl_in_reward=True, kl_ctrl=KLControl(type="adaptive", kl_coef=0.1, horizon=50)),
     ),
+    "gae, critic": (ActorConfig(**SMALL), AlgorithmConfig(adv_estimator="gae", gamma=0.99, lam=0.9)),
+    "grpo, adapters, KL to the base": (ActorConfig(use_kl_loss=True, kl_loss_coef=0.5, **SMALL | {"optim": OptimConfig(lr=1e-2)}), AlgorithmConfig()),
 }
+CRITICS = {"gae, critic": CriticConfig(ppo_mini_batch_size=1, ppo_epochs=2, loss_agg_mode="seq-mean-token-mean", optim=CriticOptim(lr=1e-3))}
+LORA = {"grpo, adapters, KL to the base": {"lora_rank": 4, "target_modules": ("q_proj", "v_proj", "down_proj")}}
 
 
 def family_steps(rank, ranks: int, store: DictStore, actor: ActorConfig, **order) -> list[dict]:
@@ -56,7 +63,11 @@ def one_step(rank, ranks, store, meta, actor):
         report = rank.log_probs(share)
         if rank.has_reference:
             rank.ref_log_probs(share)
+        if "critic" in rank.updates:
+            rank.values(share)
     report.metrics |= rank.advantages(meta).metrics
+    if "critic" in rank.updates:
+        report.metrics |= rank.update_critic(plan_update(meta, ranks, rank.updates["critic"].lesson.batching, **STEP)[rank.rank]).metrics
     return report, rank.update(plan_update(meta, ranks, actor, **STEP)[rank.rank])
 
 
@@ -70,13 +81,14 @@ def scenario(rank, number: int, folder: Path) -> dict:
     out["update"] = [update.applied, update.trained_tokens, update.metrics]
     out["share_sizes"] = [len(share) for share in shares]
     torch.save(weights_of(rank), folder / f"after-update-{number}.pt")
+    rank.stage()
     rank.save(str(folder / "saved"))
     manifest = rank.snapshot(3)
     out["manifest"] = None if manifest is None else manifest.path
     out["poisoned"] = poisoned_step(rank, number, meta)
     out["uneven"] = uneven_rows(rank, number)
     rank.load(str(folder / "saved"))
-    out["position"] = rank.updates.progress.schedule_position
+    out["position"] = rank.updates["actor"].progress.schedule_position
     return out
 
 
@@ -104,6 +116,16 @@ def uneven_rows(rank, number) -> list:
     return [report.applied, report.trained_tokens, time.monotonic() - started, scored.metrics["actor/entropy"]]
 
 
+def reward_scores(comm, number: int, path: str) -> list:
+    """What this rank gave its share of the rows, and the report; the second time all rows are the first rank's."""
+    store, model = RowStore(), reward_model(path, comm, max_tokens=40)
+    meta = store.add(unscored_rows())
+    report = model.score(store, plan_rewards(meta, 2)[number])
+    found = scores_of(store)
+    lonely = model.score(store, meta if number == 0 else meta.select_keys([]))
+    return [found, report.metrics, lonely.metrics]
+
+
 def _main(number: int, address, results, model: str, folder: Path) -> None:
     torch.set_num_threads(1)
     store = DictStore()
@@ -115,16 +137,19 @@ def _main(number: int, address, results, model: str, folder: Path) -> None:
         meeting = address.get(timeout=LIMIT_S)
     rank.start(meeting)
     found = scenario(rank, number, folder)
+    found["reward model"] = reward_scores(rank.engine.comm, number, str(folder / "classifier"))
     rank.stop()
     for name, (actor, algorithm) in FAMILIES.items():
         store = DictStore()
-        rank = make_rank(model, store, folder, rank=number, ranks=2, actor=actor, algorithm=algorithm)
+        rank = make_rank(model, store, folder, rank=number, ranks=2, actor=actor, algorithm=algorithm, lora=LORA.get(name, {}), critic=CRITICS.get(name))
         if number == 0:
             address.put(rank.open_rendezvous("127.0.0.1"))
             rank.start(rank._rendezvous.address)
         else:
             rank.start(address.get(timeout=LIMIT_S))
         found[name] = family_steps(rank, 2, store, actor)
+        if rank.engine.adapters is not None:
+            found["base"] = rank.engine.adapters.record(torch.float32).base
         rank.stop()
     results.put((number, json.dumps(found)))
 
@@ -133,6 +158,7 @@ def run(model: str, folder: Path) -> list[dict]:
     """The results of rank 0 and rank 1; TimeoutError (queue.Empty) when they are not there within the limit."""
     context = multiprocessing.get_context("spawn")
     (folder / "saved").mkdir()
+    save_classifier(folder / "classifier")
     address, results = context.Queue(), context.Queue()
     processes = [context.Process(target=_main, args=(number, address, results, model, folder), daemon=True) for number in (0, 1)]
     for process in processes:

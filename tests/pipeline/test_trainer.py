@@ -18,9 +18,10 @@ from streamrl.pipeline.validation import Validator
 from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.keys import TrajectoryKey
-from streamrl.protocol.learn import LastUpdate, StageReport, UpdateReport, UpdateWork
+from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt
+from streamrl.protocol.validation import ValQuestion, ValResult
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.replay import ReplayBuffer, ReplayService
 from streamrl.telemetry.metrics import Metrics
@@ -39,10 +40,11 @@ class Learner:
     def __init__(self, skip: set[int] = frozenset(), too_small: set[str] = frozenset()) -> None:
         self.skip = skip
         self.too_small = too_small
-        self.trained: list[list[str]] = []  # keys of each update
+        self.trained: list[list[str]] = []  # keys of each update of the policy
+        self.valued: list[list[str]] = []  # and of the critic
         self.snapshots: list[int] = []
         self.stages: list[str] = []
-        self.last: LastUpdate | None = None
+        self.last: StepUpdates | None = None
         self.moves = 0  # optimizer steps since it began with the weights ``began_with``
         self.began_with = f"start of {id(self)}"
 
@@ -58,6 +60,17 @@ class Learner:
         rejected = [(key, "group_too_small") for key in batch.keys if TrajectoryKey.parse(key).uid in self.too_small]
         return StageReport({"critic/score/mean": 0.5}, rejected)
 
+    async def values(self, shares: list[KVBatchMeta]) -> StageReport:
+        self.stages.append("values")
+        return StageReport()
+
+    async def update_critic(self, works: list[UpdateWork]) -> UpdateReport:
+        self.stages.append("update_critic")
+        (work,) = works
+        self.valued.append(work.meta.keys)
+        self.last = StepUpdates(work.global_step, critic=UpdateReport(len(work.mini_batches), 0, trained_tokens=10 * len(work.meta)))
+        return self.last.critic
+
     async def update(self, works: list[UpdateWork]) -> UpdateReport:
         self.stages.append("update")
         (work,) = works
@@ -65,10 +78,11 @@ class Learner:
         applied = 0 if work.global_step in self.skip or not work.mini_batches else len(work.mini_batches)
         self.moves += applied
         report = UpdateReport(applied, len(work.mini_batches) - applied, trained_tokens=10 * len(work.meta))
-        self.last = LastUpdate(work.global_step, report)
+        critic = self.last.critic if self.last is not None and self.last.global_step == work.global_step else None
+        self.last = StepUpdates(work.global_step, critic, report)
         return report
 
-    async def last_update(self) -> LastUpdate | None:
+    async def last_updates(self) -> StepUpdates | None:
         return self.last
 
     async def snapshot(self, version: int) -> WeightManifest:
@@ -76,10 +90,13 @@ class Learner:
         return WeightManifest(version, f"{self.began_with} + {self.moves}", [], 0)
 
     async def save(self, folder: str) -> None:
-        (Path(folder) / "weights").write_text("w")
+        (Path(folder) / "weights").write_text(self.staged)
+
+    async def stage(self) -> None:
+        self.staged = str(self.moves)
 
     async def load(self, folder: str) -> None:
-        assert (Path(folder) / "weights").read_text() == "w"
+        assert (Path(folder) / "weights").read_text().isdigit()
 
 
 class Replica:
@@ -105,14 +122,15 @@ class Replica:
         assert self.weights.setdefault(manifest.version, manifest.path) == manifest.path
         return WeightReport(self.name, manifest.version, 0, 0.0, 0.0, 0.0)
 
-    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
+    async def evaluate(self, questions: list[ValQuestion], alone: bool = False) -> list[ValResult]:
         self.evaluations += 1
         if self.hang:
             await asyncio.Event().wait()
         if (error := self.breaks_once) is not None:
             self.breaks_once = None
             raise error
-        return [1.0] * len(rows)
+        version = self.versions[-1]
+        return [ValResult(1.0, versions=(version, version)) for _ in questions]
 
 
 class Prompts:
@@ -343,7 +361,7 @@ def test_a_resumed_run_never_reuses_a_version_number_and_trains_no_prompt_twice(
         await crashed.open()
         feeding = asyncio.create_task(crashed.keep_fed())
         running = asyncio.create_task(crashed.trainer.run())
-        await until(lambda: len(crashed.replica.versions) >= 4)  # saved at step 2; version 3 was published since
+        await until(lambda: len(crashed.replica.versions) >= 4 and checkpoint_folder.latest(tmp_path))  # of step 2; version 3 was published since
         running.cancel()
         feeding.cancel()
         await asyncio.gather(running, feeding, return_exceptions=True)

@@ -61,7 +61,8 @@ async def live_until(house: House, point: int) -> Standing | None:
     house.trainer.keep = lambda standing: kept.append(msgspec.msgpack.encode(standing))
     await house.open()
     fuse = Fuse(point)
-    house.trainer.replay, house.trainer.learner = Mortal(house.replay, fuse), Mortal(house.learner, fuse)
+    house.trainer.replay = Mortal(house.replay, fuse)
+    house.trainer.learner = house.trainer.stages.learner = Mortal(house.learner, fuse)
     try:
         await house.trainer.run()
         return None
@@ -69,11 +70,12 @@ async def live_until(house: House, point: int) -> Standing | None:
         return msgspec.msgpack.decode(kept[-1], type=Standing)
 
 
-def heir_of(house: House, folder, *overrides: str, learner: Any = None) -> House:
+def heir_of(house: House, folder, *overrides: str, learner: Any = None, steps: int = STEPS) -> House:
     """Another trainer in the same surroundings."""
-    heir = House(folder, *overrides, steps=STEPS)
+    heir = House(folder, *overrides, steps=steps)
     heir.replay, heir.replica = house.replay, house.replica
-    heir.trainer.replay, heir.trainer.learner = house.replay, learner or house.learner
+    heir.trainer.replay = house.replay
+    heir.trainer.learner = heir.trainer.stages.learner = learner or house.learner
     return heir
 
 

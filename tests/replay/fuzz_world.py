@@ -136,7 +136,7 @@ class World:
             left = [uid for uid in batch.uids if uid not in stale]
             assert all(self.buffer.table.groups[uid].lag <= self.bound for uid in left)
             rejected = left[:1] if how == "reject" else []
-            self.calls.commit(batch.lease_id, rejected)
+            self.calls.commit(batch.lease_id, rejected, how != "quiet")  # quiet: of a step that makes no version
             self.trained += [uid for uid in left if uid not in rejected]
 
     def publish(self) -> None:
@@ -254,7 +254,7 @@ def step(world: World, number: int) -> None:
     elif kind == "take":
         world.take(rng.choice([1, 2, 2, 2, 3]))
     elif kind == "end":
-        world.end_batch(rng.choices(["commit", "reject", "skip", "abandon"], [10, 2, 1, 2])[0])
+        world.end_batch(rng.choices(["commit", "reject", "quiet", "skip", "abandon"], [10, 2, 2, 1, 2])[0])
     elif kind == "publish":
         world.publish()
     elif kind == "give_back":

@@ -31,7 +31,7 @@ def run_of(folder: Path, spill_dir: Path, **replay) -> Iterator[tuple[ReplayServ
         yield ReplayService(buffer, clear=store.clear, spill=store.spill), store, index
 
 
-async def train_two(service: ReplayService, store: Store, first: int, version: int) -> list[str]:
+async def train_two(service: ReplayService, store: Store, first: int, version: int, publishes: bool = True) -> list[str]:
     """Two groups from prompt to trained; their keys."""
     await service.admit(prompts(2, first))
     for lease in (await service.lease("w", 2, 1)).leases:
@@ -42,7 +42,7 @@ async def train_two(service: ReplayService, store: Store, first: int, version: i
             await service.push(push)
     await store.aclose()  # sealed
     batch = await service.take(2, 1)
-    await service.commit(batch.lease_id, [])
+    await service.commit(batch.lease_id, [], publishes)
     return batch.meta.keys
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.rewards import rules
+from streamrl.rewards import minerva, rules
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,28 @@ def test_gsm8k_reads_the_last_marked_number_of_the_end(answer, expected):
 )
 def test_math_compares_expressions(answer, truth, expected):
     assert rules.math("s", answer, truth, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score", "pred"),
+    [
+        ("so it is.\nAnswer: 34", "34", 1.0, "34"),
+        ("Answer: 35\nno.\nanswer : $34$.", "34", 1.0, "34"),
+        ("Answer: $x = \\frac12$ meters", "\\frac{1}{2}", 1.0, "\\frac{1}{2}"),
+        ("Answer: 1,234 dollars", "1234", 1.0, "1234"),
+        ("Answer: $\\text{seven}$", "seven", 1.0, "seven"),
+        ("thus \\boxed{12} or \\boxed{\\frac{3}{4}}", "\\frac34", 1.0, "\\frac{3}{4}"),
+        ("thus \\boxed{12", "12", -1.0, "[INVALID]"),
+        ("\\boxed{12}" + "x" * 100, "12", -1.0, "[INVALID]"),
+        ("Answer: 12\n" + "x" * 300, "12", -1.0, "[INVALID]"),
+        ("", "0", -1.0, "[INVALID]"),
+    ],
+)
+def test_math_dapo_reads_the_last_answer_of_the_end_and_compares_normalised_text(answer, truth, score, pred):
+    assert minerva.math_dapo("math_dapo", answer, truth, {}) == {"score": score, "acc": float(score > 0), "pred": pred}
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="\\boxed{}frac$ ,.=12Answer:\n", max_size=400))
+def test_math_dapo_scores_any_text(text):
+    assert minerva.math_dapo("aime24", text, "12", {})["score"] in (1.0, -1.0)

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from streamrl import rewards
-from streamrl.config.data import CustomFunction, DataConfig, RewardConfig
+from streamrl.config.data import DataConfig
+from streamrl.config.reward import CustomFunction, RewardConfig
 from streamrl.errors import ConfigError, RewardError
+from streamrl.rewards.load import load_function
+from streamrl.rewards.scorer import Scorer
+from streamrl.rewards.worker import Target
 from tests.rewards import score_functions  # registers its sources
 
 
@@ -23,7 +27,7 @@ def scoring(work, *, timeout_s=20.0, **reward):
     """Run ``work(scorer)`` and close the scorer."""
 
     async def run():
-        scorer = rewards.build(RewardConfig(timeout_s=timeout_s, **reward), DataConfig())
+        scorer = Scorer(RewardConfig(timeout_s=timeout_s, **reward), DataConfig())
         try:
             return await work(scorer)
         finally:
@@ -79,7 +83,7 @@ def test_an_async_function_that_swallows_its_cancellation_is_left_behind():
         return await scorer.score(row("test/async"), "x", {})
 
     loop = asyncio.new_event_loop()  # asyncio.run would wait for the task that cannot be cancelled
-    scorer = rewards.build(RewardConfig(timeout_s=0.1), DataConfig())
+    scorer = Scorer(RewardConfig(timeout_s=0.1), DataConfig())
     assert loop.run_until_complete(work(scorer))[0] == 1.0
 
 
@@ -122,19 +126,29 @@ def test_a_custom_function_overrides_the_rule_and_gets_a_copy():
     assert value == 1.0 and result["source"] == "streamrl/tiny_add" and result["turns"] == 2 and extra == {"num_turns": 2}
 
 
+def test_functions_that_a_custom_file_registers_are_found_in_their_worker(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from streamrl.rewards import register_reward\n\n\n"
+        "@register_reward('own/file')\ndef own(source, text, truth, extra):\n    return len(text) + 0.5\n\n\ndef compute_score(*args):\n    return 0.0\n"
+    )
+    load_function(Target(str(path), "compute_score", is_file=True))
+    assert score("own/file", "ab")[0] == 2.5
+
+
 def test_a_custom_file_or_name_that_does_not_exist_fails_at_start_up():
     with pytest.raises(ConfigError, match="'nothing'"):
-        rewards.build(RewardConfig(custom_reward_function=custom("nothing")), DataConfig())
+        Scorer(RewardConfig(custom_reward_function=custom("nothing")), DataConfig())
     with pytest.raises(ConfigError, match=r"existing Python file, got /nowhere\.py"):
-        rewards.build(RewardConfig(custom_reward_function=CustomFunction(path="/nowhere.py")), DataConfig())
+        Scorer(RewardConfig(custom_reward_function=CustomFunction(path="/nowhere.py")), DataConfig())
 
 
 def test_unknown_sources_are_refused_at_start_up_with_the_known_ones():
-    scorer = rewards.build(RewardConfig(), DataConfig())
+    scorer = Scorer(RewardConfig(), DataConfig())
     scorer.check(["streamrl/tiny_add", "openai/gsm8k"])
     with pytest.raises(ConfigError, match=r"got no/such \(known: .*openai/gsm8k"):
         scorer.check(["streamrl/tiny_add", "no/such"])
-    rewards.build(RewardConfig(custom_reward_function=custom()), DataConfig()).check(["no/such"])
+    Scorer(RewardConfig(custom_reward_function=custom()), DataConfig()).check(["no/such"])
 
 
 def test_an_unknown_source_in_a_session_is_a_reward_error():

@@ -50,18 +50,22 @@ class ScriptedGenerate:
 class EqualScorer:
     """1.0 when the text is the ground truth; remembers what it saw."""
 
-    def __init__(self, error=None):
+    def __init__(self, error=None, later=False):
         self.error = error
+        self.later = later
         self.seen = []
 
-    def serves(self, source):
+    def serves(self, row):
         return True
 
-    async def score(self, row, solution_str, extra_info):
-        self.seen.append((solution_str, extra_info))
+    def scores_later(self, row):
+        return self.later
+
+    async def score(self, answer):
+        self.seen.append((answer.text, answer.extra_info))
         if self.error:
             raise RewardError(self.error)
-        score = float(solution_str == row["reward_model"]["ground_truth"])
+        score = float(answer.text == answer.row["reward_model"]["ground_truth"])
         return score, {"score": score, "acc": score}
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-import math
 
 import pytest
 
 from streamrl.config.rollout import AgentConfig, Timeouts, ValKwargs
 from streamrl.errors import ConfigError, DataError, SessionFailed
-from streamrl.protocol.fields import trajectory_columns
+from streamrl.protocol.fields import trajectory_columns, trajectory_tag
 from streamrl.protocol.keys import request_seed
+from streamrl.protocol.validation import ValQuestion
 from streamrl.rollout import AgentLoopBase, AgentLoopOutput, check_agent_names, register_agent_loop
 from streamrl.rollout.registry import LoopEntry, agent_loop, read_loops
 from streamrl.testing import JumpingClock
@@ -124,6 +124,16 @@ def test_a_reward_failure_is_a_reward_error_and_never_zero():
     assert failure(runner_of(ScriptedGenerate(part("5")), scorer=EqualScorer(error="no key"))).reason == "reward_error"
 
 
+def test_a_row_that_the_learner_scores_comes_without_a_reward_and_says_so_in_its_tag():
+    (trajectory,) = run(runner_of(ScriptedGenerate(part("5")), scorer=EqualScorer(error="not to be called", later=True)))
+    assert trajectory.reward is None and trajectory.reward_extra == {} and "rm_scores" not in trajectory_columns([trajectory])
+    assert trajectory_tag(trajectory, 1, 0, 0)["unscored"] == 1
+    with pytest.raises(SessionFailed, match=r"reward\.reward_model scores later"):
+        run(runner_of(ScriptedGenerate(part("5"), part("5")), scorer=EqualScorer(later=True), greedy_baseline=True))
+    (scored,) = run(runner_of(ScriptedGenerate(part("5"))))
+    assert "unscored" not in trajectory_tag(scored, 1, 0, 0)
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_loop_s_own_reward_must_be_finite(reward):
     runner, the_lease = with_outputs(output(reward_score=reward))
@@ -221,15 +231,21 @@ def test_a_loop_name_stands_for_one_class():
     assert agent_loop("single_turn_agent")[0] is not RaisingLoop
 
 
-def test_validation_is_greedy_in_row_order_and_failures_are_nan():
+def validated(runner, *rows):
+    return asyncio.run(runner.evaluate([ValQuestion(row, number) for number, row in enumerate(rows)]))
+
+
+def test_validation_is_greedy_in_row_order_and_failures_have_no_score():
     generate = ScriptedGenerate(part("5"), part("4"), OSError("gone"))
-    scores = asyncio.run(runner_of(generate, temperature=0.7, val_kwargs=ValKwargs(), max_sessions_per_actor=1).evaluate([row(), row(), row()]))
-    assert scores[:2] == [1.0, 0.0] and math.isnan(scores[2])
+    results = validated(runner_of(generate, temperature=0.7, val_kwargs=ValKwargs(), max_sessions_per_actor=1), row(), row(), row())
+    assert [result.score for result in results] == [1.0, 0.0, None]
+    assert [result.reason for result in results] == [None, None, "engine_error"]
+    assert results[0].extra["acc"] == 1.0 and results[0].versions is not None
     assert {r.sampling.temperature for r in generate.requests} == {0.0} and len({r.request_id for r in generate.requests}) == 3
 
 
 def test_validation_of_no_rows_is_no_scores():
-    assert asyncio.run(runner_of(ScriptedGenerate()).evaluate([])) == []
+    assert validated(runner_of(ScriptedGenerate())) == []
 
 
 def test_sessions_of_a_group_share_one_greedy_score_which_is_no_row():
@@ -344,8 +360,8 @@ class MuteLoop(AgentLoopBase):
 @pytest.mark.parametrize("escape", ["exit", "interrupt", "cancelled", "base"])
 def test_what_would_end_the_event_loop_fails_its_session_only(escape):
     assert failure(runner_of(ScriptedGenerate()), the_lease=lease(row(agent_name="test_escapes", escape=escape))).reason == "loop_error"
-    scores = asyncio.run(runner_of(ScriptedGenerate(part("5"))).evaluate([row(agent_name="test_escapes", escape=escape), row()]))
-    assert math.isnan(scores[0]) and scores[1] == 1.0
+    results = validated(runner_of(ScriptedGenerate(part("5"))), row(agent_name="test_escapes", escape=escape), row())
+    assert [result.score for result in results] == [None, 1.0]
 
 
 def test_an_error_that_cannot_say_what_it_is_is_a_loop_error():

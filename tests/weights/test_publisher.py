@@ -12,6 +12,7 @@ import pytest
 
 from streamrl.config.training import WeightsConfig
 from streamrl.errors import ActorDied, ProtocolError, RunFailed, WaitTimeout, WeightMismatch
+from streamrl.protocol.validation import ValQuestion, ValResult
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.weights.publisher import WeightPublisher
 
@@ -42,8 +43,8 @@ class FakeReplica:
         finally:
             FakeReplica.busy -= 1
 
-    async def evaluate(self, rows: list[dict[str, Any]]) -> list[float]:
-        return [0.0 for _ in rows]
+    async def evaluate(self, questions: list[ValQuestion], alone: bool = False) -> list[ValResult]:
+        return [ValResult(0.0) for _ in questions]
 
 
 def _v(version: int) -> WeightManifest:

@@ -12,6 +12,7 @@ from streamrl.config.data import DataConfig
 from streamrl.config.rollout import AgentConfig, RolloutConfig
 from streamrl.errors import ConfigError, SessionFailed
 from streamrl.protocol.generate import SamplingParams
+from streamrl.protocol.validation import ValQuestion
 from streamrl.rollout import GroupSessionRunner
 from streamrl.rollout.endpoint.agents import run_command
 from streamrl.rollout.locate import locate
@@ -84,9 +85,10 @@ def test_an_agent_file_that_exits_is_refused(tmp_path):
 def test_validation_runs_the_same_agent(tmp_path):
     async def scenario():
         runner = runner_of(tmp_path, Writes("16" + END, "15" + END))
-        return await runner.evaluate([dataset_row("12+3=", "15", agent_name="mine", extra_info={})])
+        (result,) = await runner.evaluate([ValQuestion(dataset_row("12+3=", "15", agent_name="mine", extra_info={}), 0)])
+        return result.score
 
-    assert asyncio.run(scenario()) == [1.0]
+    assert asyncio.run(scenario()) == 1.0
 
 
 def test_a_cancelled_command_is_ended_with_the_processes_it_started(tmp_path):
