@@ -60,7 +60,7 @@ BUILDS = {
     "padded": Build(model=PADDED, ranks=(1, 2)),
     "checkpointing": Build(model={"enable_gradient_checkpointing": True}),
     "parameter offload": Build({"param_offload": True}),
-    "optimizer offload": Build({"optimizer_offload": True}),
+    "optimizer offload": Build({"optimizer_offload": True}, ranks=(1,)),
     "gathered weights kept": Build({"reshard_after_forward": False}, ranks=(4,)),
     "reduced every micro-batch": Build({"sync_every_micro_batch": True}, ranks=(4,)),
     "copies": Build({"fsdp_size": 1}, ranks=(2,)),
@@ -82,8 +82,9 @@ Case = tuple[str, str, str, str]  # build, loss, mode, split
 
 
 def cases(ranks: int) -> Iterator[Case]:
-    """Every loss, mode and split on the plain build; on the others fixed micro-batches."""
-    yield from (("plain", loss, mode, split) for loss, mode, split in product(LOSSES, MODES, SPLITS if ranks < 4 else ("40 tokens",)))
+    """Every loss and mode on the plain build, in every split on some number of ranks; on the others fixed micro-batches."""
+    splits = {1: tuple(SPLITS), 2: ("whole", "40 tokens"), 4: ("3 rows",)}[ranks]
+    yield from (("plain", loss, mode, split) for loss, mode, split in product(LOSSES, MODES, splits))
     for build, how in BUILDS.items():
         if ranks in how.ranks and build != "plain":
             yield build, "vanilla", "seq-mean-token-mean", "3 rows"
