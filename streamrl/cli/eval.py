@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.cli.policies import Policy, config_of, newest_checkpoint, policy_at
+from streamrl.errors import UsageError
 
 if TYPE_CHECKING:
     from streamrl.config import Config
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     from streamrl.telemetry.run_folder import write_json
 
     named = policy_at(arguments.policy)
+    if arguments.output and Path(arguments.output).is_dir():
+        raise UsageError(f"--output names a file, got the folder {arguments.output}; add a file name")
     data = [f"{key}={json.dumps(arguments.data)}" for key in ("data.val_files", "data.train_files")]
     given = [f"model.path={json.dumps(str(named.folder))}"] if named.folder is not None else []
     config = config_of(named, arguments.settings, [*given, "data.train_weights=null", "data.max_samples=-1", *data])
@@ -49,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         found = asyncio.run(evaluate(config))
         gc.collect()  # vLLM's objects end now, not among the ruins of the interpreter
+    which += f" in {config.rollout.dtype}"
     sys.stdout.write(format_evaluation(which, found))
     if arguments.output:
         write_json(Path(arguments.output), {"policy": str(Path(arguments.policy).absolute()), "which": which, "data": arguments.data, "result": found})

@@ -28,6 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"an export is made of a checkpoint or a run, got {named.folder}, which is a model's folder already")
     checkpoint = named.checkpoint if named.run is None else newest_checkpoint(named.run)
     config = config_of(Policy(checkpoint=checkpoint), arguments.settings)
+    if arguments.adapter and not config.model.lora_rank:
+        raise UsageError("--adapter writes the adapter of a LoRA run, got a run with model.lora_rank=0; leave --adapter out")
     from streamrl.pipeline.export import export_checkpoint
 
     assert checkpoint is not None

@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     root = Path(config.run.folder or "")
     goes_on = bool(arguments.resume) or (config.trainer.resume_mode == "auto" and (root / "config.yaml").is_file())
     resume = find_checkpoint(config, root if goes_on else None, required=bool(arguments.resume))
+    if resume is not None:
+        check_goes_on(config, resume)
     from actors import launch
 
     with RunFolder.create(root, dump(config), resume=goes_on) as folder:
@@ -85,3 +87,23 @@ def find_checkpoint(config: Config, run: Path | None, *, required: bool) -> Path
     except CheckpointError as error:
         raise UsageError(f"$.trainer.resume_from_path: {error}") from error
     return named
+
+
+def check_goes_on(config: Config, checkpoint: Path) -> None:
+    """UsageError for what the learner would refuse when all actors have been started: then the run folder stays as it is."""
+    from streamrl.config.load import load
+    from streamrl.config.objective import uses_critic
+    from streamrl.pipeline.checkpoints import CONFIG
+
+    if not (checkpoint / CONFIG).is_file():
+        return
+    saved = load([str(checkpoint / CONFIG)])
+    todo = "leave it as it was, or start a new run from what `streamrl export` makes of this one"
+    for key in ("lora_rank", "lora_alpha", "target_modules"):
+        now, then = getattr(config.model, key), getattr(saved.model, key)
+        if now != then:
+            raise UsageError(
+                f"$.model.{key}: a run goes on with the weights it has trained, got {now!r} for a checkpoint made with {then!r}, {checkpoint}; {todo}"
+            )
+    if uses_critic(config) and not uses_critic(saved):
+        raise UsageError(f"$.critic: a run goes on with the models it has trained, got a critic for a checkpoint without one, {checkpoint}; {todo}")

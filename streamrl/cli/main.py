@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from streamrl import __version__
 from streamrl.cli import audit, check, eval, export, inspect, launch, status
-from streamrl.errors import RunFailed, StreamrlError, UsageError
+from streamrl.errors import CheckpointError, RunFailed, StreamrlError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return int(arguments.run(arguments))
     except UsageError as error:
         return _say(error, 2)
+    except CheckpointError as error:
+        if arguments.verb == "launch":
+            log.error("%s", type(error).__name__, exc_info=error)
+        return _say(error, 1 if arguments.verb == "launch" else 2)
     except StreamrlError as error:
         if not isinstance(error, RunFailed):
             log.error("%s", type(error).__name__, exc_info=error)  # RunFailed is the whole message; of others the place matters too

@@ -28,7 +28,7 @@ def policy_at(named: str) -> Policy:
     path = Path(named).expanduser().absolute()
     if path.name.startswith("global_step_"):
         return Policy(checkpoint=path)
-    if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
+    if (path / "config.yaml").is_file():
         return Policy(run=RunFolder.open(path))
     if (path / "config.json").is_file():
         return Policy(folder=path)

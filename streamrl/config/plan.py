@@ -16,7 +16,7 @@ def plan(config: Config, num_rows: int | None = None) -> str:
     """The text of ``streamrl check``; ``num_rows`` of training data turns epochs into steps."""
     lines = [
         ("run", f"{config.run.folder or config.run.dir}, seed {config.run.seed}"),
-        ("model", f"{config.model.path}, engine {config.rollout.engine}, {config.rollout.dtype} rollout, {config.learner.dtype} learner"),
+        ("model", f"{config.model.path}{_adapters(config)}, engine {config.rollout.engine}, {config.rollout.dtype} rollout, {config.learner.dtype} learner"),
         ("steps", _steps(config, num_rows)),
         ("a step", _step(config)),
         ("in flight", _in_flight(config)),
@@ -25,6 +25,11 @@ def plan(config: Config, num_rows: int | None = None) -> str:
         ("actors", _actors(config)),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
+
+
+def _adapters(config: Config) -> str:
+    model = config.model
+    return f" with LoRA of rank {model.lora_rank}, alpha {model.lora_alpha:g}, on {model.target_modules}" if model.lora_rank else ""
 
 
 def _steps(config: Config, num_rows: int | None) -> str:

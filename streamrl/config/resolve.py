@@ -17,7 +17,7 @@ from streamrl.config.critic import CriticConfig
 from streamrl.config.data import DEFAULT_CACHE_DIR, DataConfig
 from streamrl.config.estimators import is_group_estimator
 from streamrl.config.losses import agg_mode
-from streamrl.config.objective import uses_critic
+from streamrl.config.objective import uses_critic, uses_reference
 from streamrl.config.paths import resolve as absolute
 from streamrl.config.paths import resolve_model, resolve_source
 from streamrl.config.reward import RewardConfig
@@ -43,7 +43,7 @@ def resolve(config: Config) -> Config:
         algorithm=_algorithm(config.algorithm, config.rollout.n),
         actor=_actor(config.actor),
         critic=_critic(config),
-        ref=_ref(config.ref, config.model),
+        ref=_ref(config),
         weights=_weights(config.weights, config.rollout),
         trainer=_trainer(config.trainer),
     )
@@ -137,8 +137,10 @@ def _critic(config: Config) -> CriticConfig:
     return replace(config.critic, enable=True, path=resolve_model(config.critic.path or config.model.path), **sizes)
 
 
-def _ref(ref: RefConfig, model: ModelConfig) -> RefConfig:
-    return replace(ref, path=resolve_model(ref.path or model.path))
+def _ref(config: Config) -> RefConfig:
+    """Without a KL it stays as it was given: there is no reference, and the model may move later."""
+    path = config.ref.path or (config.model.path if uses_reference(config.algorithm, config.actor) else None)
+    return replace(config.ref, path=resolve_model(path) if path else None)
 
 
 def _weights(weights: WeightsConfig, rollout: RolloutConfig) -> WeightsConfig:

@@ -37,6 +37,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     leased: int = 0
     dropped: int = 0
     val_accuracy: float | None = None
+    warning: str | None = None  # what went wrong while the run goes on; a record of its own
     metrics: dict[str, float] = {}
 
 

@@ -77,7 +77,9 @@ async def _write(trainer: Trainer, cut: Cut, last: bool) -> None:
         trainer.metrics.inc("streamrl_checkpoint_failures_total")
         if last or trainer.config.trainer.on_save_failure == "stop":
             raise
-        log.error("NOT SAVED, and the run goes on (trainer.on_save_failure=continue): %s", error)
+        warning = f"NOT SAVED, and the run goes on (trainer.on_save_failure=continue): {error}"
+        log.error("%s", warning)
+        trainer.record(StepRecord(step=cut.step, version=trainer.state.version, warning=warning))
         return
     trainer.metrics.observe("streamrl_checkpoint_seconds", time.monotonic() - started)
     trainer.metrics.set("streamrl_checkpoint_last_success_timestamp_seconds", time.time())

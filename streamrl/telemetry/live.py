@@ -26,6 +26,8 @@ def format_line(record: dict[str, Any]) -> str:
     if record.get("reward") is not None:  # a training step; zeros are left out of its record and still mean zero
         parts.append(f"lag {record.get('lag_mean', 0):.2f} mean {record.get('lag_max', 0)} max")
         parts.append("groups " + " ".join(f"{record.get(state, 0)} {state}" for state in ("pending", "running", "ready", "leased")))
+    if record.get("warning"):
+        parts.append(f"WARNING: {record['warning']}")
     if record.get("dropped"):
         parts.append(f"{record['dropped']} dropped")
     return "  ".join(parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamrl import __version__
-from streamrl.cli.launch import configure, find_checkpoint
+from streamrl.cli.launch import check_goes_on, configure, find_checkpoint
 from streamrl.cli.main import build_parser, main, parse
 from streamrl.cli.settings import split_settings
 from streamrl.cli.status import describe
@@ -138,6 +138,20 @@ def test_resume_path_takes_a_checkpoint_or_a_run_folder(config, tmp_path):
     made = configure(launch_arguments(config, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}"))
     with pytest.raises(UsageError, match="resume_from_path"):
         find_checkpoint(made, None, required=False)
+
+
+@pytest.mark.parametrize(("override", "key"), [("model.lora_rank=4", "model.lora_rank"), ("algorithm.adv_estimator=gae", "critic")], ids=["adapters", "critic"])
+def test_a_run_that_cannot_go_on_with_its_weights_is_refused_before_its_folder_is_touched(override, key, config, tmp_path, capsys):
+    run = tmp_path / "runs/a"
+    RunFolder.create(run, Path(config).read_text() + "run: {seed: 77}\n").close()
+    folder = checkpoint_folder.begin(run / "checkpoints", 5)
+    (folder / "config.yaml").write_text(Path(config).read_text())
+    checkpoint = checkpoint_folder.finish(folder, max_to_keep=9)
+    check_goes_on(configure(launch_arguments("--resume", str(run))), checkpoint)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(UsageError, match=rf"\$\.{key}: a run goes on with .*streamrl export"):
+        check_goes_on(configure(launch_arguments("--resume", str(run), override)), checkpoint)
+    assert (run / "config.yaml").read_text() == before
 
 
 def fake_actors(monkeypatch, run) -> None:

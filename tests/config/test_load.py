@@ -222,3 +222,10 @@ def test_the_vllm_recipe_differs_from_the_tiny_one_in_engine_and_name_only():
     tiny, vllm = (msgspec.to_builtins(load([CONFIGS[0].parent / name])) for name in ("tiny_cpu.yaml", "tiny_vllm_cpu.yaml"))
     tiny["rollout"]["engine"], tiny["run"]["name"] = "vllm", "tiny_vllm_cpu"
     assert tiny == vllm
+
+
+def test_a_reference_is_named_only_where_there_is_one(tmp_path):
+    """Else the saved configuration of a run without a KL could not be used with another model.path: a base that was moved."""
+    path = write(tmp_path, "c.yaml", "model: {path: m}\ndata: {}\n")
+    assert resolve(load([path])).ref.path is None
+    assert resolve(load([path], ["actor.use_kl_loss=true"])).ref.path == resolve(load([path])).model.path

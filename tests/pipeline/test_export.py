@@ -87,9 +87,9 @@ def test_eval_scores_a_checkpoint_as_validation_did_and_writes_it_down(world, tm
     checkpoint = str(checkpoint_folder.latest(folder / "checkpoints"))
     words = ["eval", checkpoint, "--data", VAL, "-o", str(tmp_path / "out.json"), "data.val_max_samples=4", "rollout.val_kwargs.n=2"]
     assert main([*words, "rollout.engine=scripted"]) == 0
-    assert "version 2 of step 2: 4 rows, answers per row: 2, failed sessions: none" in capsys.readouterr().out
+    assert "version 2 of step 2 in float32: 4 rows, answers per row: 2, failed sessions: none" in capsys.readouterr().out
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["which"] == "version 2 of step 2" and found["result"]["num_rows"] == 4
+    assert found["which"] == "version 2 of step 2 in float32" and found["result"]["num_rows"] == 4
     assert found["result"]["metrics"]["val-core/streamrl/tiny_add/acc/mean@2"] == found["result"]["accuracy"]
 
 
@@ -101,6 +101,8 @@ def test_eval_scores_a_checkpoint_as_validation_did_and_writes_it_down(world, tm
         (["export", "{run}/checkpoints/global_step_9", "-o", "{out}"], "a checkpoint holds config.yaml"),
         (["export", "{model}", "-o", "{out}"], "which is a model's folder already"),
         (["eval", "{checkpoint}", "--data", "{out}.parquet"], "parquet"),
+        (["export", "{checkpoint}", "-o", "{out}", "--adapter"], "leave --adapter out"),
+        (["eval", "{checkpoint}", "--data", VAL, "-o", "{run}"], "--output names a file"),
         (["eval", "{checkpoint}", "--data", VAL, "rollout.val_kwargs.n=0"], "$.rollout.val_kwargs.n"),
     ],
 )
@@ -128,7 +130,7 @@ def test_a_damaged_checkpoint_is_not_exported_and_leaves_nothing(world, tmp_path
     whole = shard.read_bytes()
     shard.write_bytes(data)
     try:
-        assert main(["export", str(checkpoint), "-o", str(tmp_path / "out")]) == 1
+        assert main(["export", str(checkpoint), "-o", str(tmp_path / "out")]) == 2
     finally:
         shard.write_bytes(whole)
     assert "missing or changed actor/shard" in capsys.readouterr().err and list(tmp_path.iterdir()) == []

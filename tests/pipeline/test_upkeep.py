@@ -14,6 +14,7 @@ from streamrl.learner import checkpoint_folder
 from streamrl.pipeline.checkpoints import TrainerState
 from streamrl.protocol.groups import ReplaySnapshot
 from streamrl.protocol.validation import ValResult
+from streamrl.telemetry.live import format_line
 from tests.pipeline.test_trainer import B, House, Learner, Replica, run, until
 
 STEPS = 8
@@ -193,6 +194,7 @@ def test_or_the_run_goes_on_loudly_and_saves_again_when_it_is_due(tmp_path, capl
         with caplog.at_level(logging.ERROR):
             await end(house, *await start(house))
         assert caplog.text.count("NOT SAVED") == 2 and failures(house) == 2
+        assert sum("NOT SAVED" in format_line(msgspec.to_builtins(record)) for record in house.records) == 2  # what the terminal shows
         assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_6", "global_step_8"]
         stats = house.replay.buffer.stats()
         assert stats.trained == STEPS * B and stats.lag_max <= 1
