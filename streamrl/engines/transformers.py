@@ -63,6 +63,7 @@ class TransformersEngine:
         self._base = KeptBase()
         self._swap_lock = threading.Lock()  # an update whose caller gave up may still be copying
         self._broken: BaseException | None = None
+        self._last_error: str | None = None  # of a request: a loop that ends tells its requests before it says so itself
         self._closed = False
 
     async def start(self) -> None:
@@ -129,13 +130,14 @@ class TransformersEngine:
             job=job,
         )
         if accepted is None:
-            raise self._failure(self._manager.background_thread_status.fatal_error or "its loop has ended")
+            raise self._failure(self._manager.background_thread_status.fatal_error or self._last_error or "its loop has ended")
 
     def _finish(self, job: Job, output: GenerationOutput) -> None:
         """Runs in the event loop when a request has ended; an abort that came first has already answered."""
         if job.future.done():
             return
         if output.error is not None:
+            self._last_error = output.error
             job.future.set_exception(Closed(f"engine {self._name} was stopped") if self._closed else self._failure(output.error))
             return
         tokens = list(output.generated_tokens)

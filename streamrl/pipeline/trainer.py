@@ -102,6 +102,8 @@ class Trainer:
                 if not await self._step_unless_stopped():
                     break
             await self.await_publication()
+            if self.stopping.is_set():
+                await self.replay.new_learner()  # a batch that was leased just when the stop came is nobody's: ready again, and saved as such
             await upkeep.finish(self)
             await self.replay.close()
         finally:  # after an error the buffer stays as it is: the host decides whether the run goes on

@@ -425,3 +425,34 @@ def test_validation_starts_again_when_a_replica_dies_or_its_engine_breaks(tmp_pa
         assert house.trainer.totals.val_accuracies == [1.0] and house.replica.evaluations == 2
 
     run(case())
+
+
+class LateReplay:
+    """The buffer behind a connection: a batch is leased there, and its answer is still on the way."""
+
+    def __init__(self, inner: ReplayService) -> None:
+        self.inner, self.leased = inner, asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def take(self, num_groups, wait_s):
+        await self.inner.take(num_groups, wait_s)
+        self.leased.set()
+        await asyncio.sleep(LIMIT_S)
+
+
+def test_a_batch_that_is_leased_while_the_stop_comes_is_in_nobodys_hands_afterwards(tmp_path):
+    async def case():
+        house = House(tmp_path)
+        await house.open()
+        house.trainer.replay = late = LateReplay(house.replay)
+        feeding, running = asyncio.create_task(house.keep_fed()), asyncio.create_task(house.trainer.run())
+        await late.leased.wait()
+        house.trainer.stop()
+        await running
+        feeding.cancel()
+        stats = house.replay.buffer.stats()
+        assert (stats.leased, stats.ready, stats.trained) == (0, 0, 0) and stats.dropped["shutdown"] >= B
+
+    run(case())
