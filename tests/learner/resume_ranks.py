@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import threading
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from streamrl.config.training import ActorConfig, OptimConfig
 from streamrl.learner.checkpoint import saved_tensors
 from streamrl.learner.plan import plan_shares, plan_update
 from tests.learner.fakes import DictStore, make_rank, make_rows
+from tests.learner.processes import run_two_ranks
 
 LIMIT_S = 60.0
 STEPS = 6
@@ -119,17 +119,4 @@ def _main(number: int, address, results, model: str, folder: Path, stops: list[i
 
 def run(model: str, folder: Path, stops: list[int]) -> list[dict]:
     """What rank 0 and rank 1 found; queue.Empty when it is not there within the limit."""
-    context = multiprocessing.get_context("spawn")
-    address, results = context.Queue(), context.Queue()
-    processes = [context.Process(target=_main, args=(number, address, results, model, folder, stops), daemon=True) for number in (0, 1)]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=LIMIT_S) for _ in processes)
-        for process in processes:
-            process.join(timeout=20)
-        return [json.loads(found[number]) for number in (0, 1)]
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+    return run_two_ranks(_main, LIMIT_S, model, folder, stops)

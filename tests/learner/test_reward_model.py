@@ -8,21 +8,12 @@ from transformers import AutoModelForSequenceClassification
 
 from streamrl.config.reward import OverlongBuffer
 from streamrl.errors import ConfigError, RunFailed
-from streamrl.learner.comm import Comm, Rendezvous
 from streamrl.learner.reward_model import padded
 from streamrl.learner.reward_plan import plan_rewards
 from streamrl.rollout import load_tokenizer
 from tests.learner.reward_world import POLICY, RowStore, reward_model, save_classifier, scores_of, unscored_rows
 
 BARE = "{%- for message in messages -%}{{ '[' + message['role'] + '] ' + message['content'] + '\\n' }}{%- endfor -%}"
-
-
-@pytest.fixture(scope="module")
-def comm():
-    held = Rendezvous("127.0.0.1", 1)
-    joined = Comm.join(0, 1, torch.device("cpu"), rendezvous=held.address, held=held, timeout_s=30.0)
-    yield joined
-    joined.leave()
 
 
 @pytest.fixture(scope="module")

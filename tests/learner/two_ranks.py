@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from streamrl.learner.plan import plan_shares, plan_update
 from streamrl.learner.reward_plan import plan_rewards
 from streamrl.protocol.learn import UpdateWork
 from tests.learner.fakes import DictStore, make_rank, make_rows
+from tests.learner.processes import run_two_ranks
 from tests.learner.reward_world import RowStore, reward_model, save_classifier, scores_of, unscored_rows
 
 LIMIT_S = 60.0
@@ -156,19 +156,6 @@ def _main(number: int, address, results, model: str, folder: Path) -> None:
 
 def run(model: str, folder: Path) -> list[dict]:
     """The results of rank 0 and rank 1; TimeoutError (queue.Empty) when they are not there within the limit."""
-    context = multiprocessing.get_context("spawn")
     (folder / "saved").mkdir()
     save_classifier(folder / "classifier")
-    address, results = context.Queue(), context.Queue()
-    processes = [context.Process(target=_main, args=(number, address, results, model, folder), daemon=True) for number in (0, 1)]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=LIMIT_S) for _ in processes)
-        for process in processes:
-            process.join(timeout=20)
-        return [json.loads(found[number]) for number in (0, 1)]
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+    return run_two_ranks(_main, LIMIT_S, model, folder)
