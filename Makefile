@@ -11,7 +11,7 @@ demo: $(BASE)  ## train the tiny model on the CPU
 	.venv/bin/streamrl launch configs/tiny_cpu.yaml
 
 test: $(TEST)
-	.venv/bin/python -m pytest --durations=15
+	scripts/test.sh --durations=15
 
 lint: $(TEST)
 	.venv/bin/ruff check .

@@ -1,4 +1,5 @@
-"""What a run shows while it runs: the live line, and the files that other programs read (status, waits, targets, step records).
+"""What a run shows while it runs: the live line, the files that other programs read (status, waits, targets, step records), the recording of all
+metrics, and the experiment trackers.
 
 The files tell the truth when the driver hangs: their age is visible. Decides nothing.
 """
@@ -10,24 +11,30 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 import ray
 
-from actors.members import Member
+import streamrl
+from actors.members import Member, has_died
 from actors.trainer import Progress
 from streamrl.config import Config
+from streamrl.diagnosis.answers import Answers
 from streamrl.errors import CheckpointError, StreamrlError
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.standing import read_standing
 from streamrl.protocol.groups import ReplayStats
+from streamrl.telemetry import trackers
 from streamrl.telemetry.live import format_line
 from streamrl.telemetry.metrics import Metrics
+from streamrl.telemetry.recorder import Recorder
 from streamrl.telemetry.run_folder import RunFolder, write_json
+from streamrl.telemetry.sinks import Sinks
 from streamrl.telemetry.steps import StepLog, read_steps
 from streamrl.telemetry.summary import RunStatus, RunSummary
-from streamrl.telemetry.targets import Target, write_targets
+from streamrl.telemetry.targets import Target, entries, write_targets
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +48,18 @@ class Board:
         self._started = time.time()
         self._steps = StepLog(folder.steps)
         self._metrics = Metrics("driver", "driver")
-        self._port = self._metrics.serve(config.telemetry.host)
+        self._metrics.info("streamrl_run_info", model=Path(config.model.path).name, algorithm=config.algorithm.adv_estimator, version=streamrl.__version__)
+        self._sinks = Sinks(trackers.makers(config.trainer.logger, run_info(config, folder)), self._metrics)
+        self._targets: list[Target] | None = None  # as they were written last
+        self._port = self._metrics.serve(config.telemetry.host, {"/sd": self._discovery})
+        self.note = ""  # what is wrong with the run just now
+        self._answers = Answers(config.telemetry.stall_s)
         self.num_records = 0
         self.totals = Totals()
         self.version = 0
         self._state: str = "starting"
         self._last = StepRecord(step=0, version=0)
+        self._recorder = start_recorder(config, folder, self._metrics)
 
     def catch_up(self) -> None:
         """Log the last steps of an earlier driver's trainer: those that the driver was killed before it heard of."""
@@ -58,6 +71,7 @@ class Board:
         for record in records:
             if record.time > logged:
                 self._steps.append(record)
+                self._sinks.write(msgspec.to_builtins(record))
 
     def say(self, message: str) -> None:
         """A line for the person at the terminal."""
@@ -70,8 +84,21 @@ class Board:
         host = self._config.telemetry.host
         host = ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
         targets = [Target("driver", "driver", host, self._port)]
-        targets += [Target(m.role, m.name, m.hello.page_host, m.hello.metrics_port or 0) for m in members if m.hello is not None]
-        write_targets(self._folder.targets, self._folder.root.name, targets)
+        targets += [Target(m.role, m.name, m.hello.page_host, m.hello.metrics_port or 0) for m in members if m.hello is not None and not has_died(m)]
+        self._follow(targets)
+
+    def _follow(self, targets: list[Target]) -> None:
+        """Record these actors from now on, and name them to Prometheus; the file changes only when they do."""
+        if targets == self._targets:
+            return
+        if self._recorder is not None:
+            self._recorder.follow(targets)
+        if _quietly(lambda: write_targets(self._folder.targets, self._folder.run_id, targets)):
+            self._targets = targets
+
+    def _discovery(self) -> bytes:
+        """The same for a Prometheus that does not see the run folder, at /sd of the driver's page."""
+        return msgspec.json.encode(entries(self._folder.run_id, self._targets or []))
 
     def restarted(self, role: str) -> None:
         self._metrics.inc("streamrl_actor_restarts_total", target_role=role)
@@ -96,19 +123,24 @@ class Board:
         members = list(members)
         if progress is not None:
             self._take(progress)
+        asked = time.time()
         health = await asyncio.gather(*(member.health() for member in members))
-        table = {m.name: msgspec.to_builtins(h) if h is not None else None for m, h in zip(members, health, strict=True)}
-        _quietly(lambda: write_json(self._folder.waits, {"time": time.time(), "actors": table}))
+        hosts = {member.name: member.hello.host for member in members if member.hello is not None}
+        table = self._answers.take({member.name: found for member, found in zip(members, health, strict=True)}, asked, hosts)
+        _quietly(lambda: write_json(self._folder.waits, table))
         self.members(members)
-        self.state(self._state)
+        self.state(self._state, self.note)
 
     def _take(self, progress: Progress) -> None:
         self.totals, self.version = progress.totals, progress.weight_version
         self.num_records += len(progress.records)
         for record in progress.records:
             self._last = record
+            plain = msgspec.to_builtins(record)
             _quietly(lambda record=record: self._steps.append(record))
-            self.say(format_line(msgspec.to_builtins(record)))
+            self._sinks.write(plain)
+            if "console" in self._config.trainer.logger:
+                self.say(format_line(plain))
 
     def summary(self, status: str, error: StreamrlError | None) -> RunSummary:
         """The result so far, as summary.json keeps it."""
@@ -137,23 +169,49 @@ class Board:
             run=str(self._folder.root),
             error=None if error is None else str(error),
             partial_share=_partial_share(stats),
+            token_fates=totals.token_fates(),
         )
 
+    def end_recording(self) -> None:
+        """Record everybody once more, and no further. Blocks for some seconds at most."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     def close(self, summary: RunSummary) -> None:
+        self.end_recording()
         self.state(summary.status, summary.error or "")
         _quietly(lambda: write_json(self._folder.summary, summary))
-        write_targets(self._folder.targets, self._folder.root.name, [])
+        self._follow([])
+        self._sinks.close()
         self._steps.close()
         self._metrics.close()
+
+
+def start_recorder(config: Config, folder: RunFolder, metrics: Metrics) -> Recorder | None:
+    """None when nothing is to be recorded."""
+    telemetry = config.telemetry
+    if not telemetry.record_max_bytes:
+        return None
+    recorder = Recorder(folder.metrics, folder.run_id, metrics, interval_s=telemetry.record_interval_s, max_bytes=telemetry.record_max_bytes)
+    recorder.start()
+    return recorder
+
+
+def run_info(config: Config, folder: RunFolder) -> trackers.RunInfo:
+    """What a tracker shows of this run."""
+    trainer = config.trainer
+    return trackers.RunInfo(folder.root, folder.run_id, trainer.project_name, trainer.experiment_name or folder.root.name, msgspec.to_builtins(config))
 
 
 def _partial_share(stats: ReplayStats) -> float:
     return stats.partial_trained / stats.trained if stats.trained else 0.0
 
 
-def _quietly(write) -> None:
-    """A full disk must not end a training run: the file is old then, and the log says why."""
+def _quietly(write: Callable[[], object]) -> bool:
+    """A full disk must not end a training run: the file is old then (False), and the log says why."""
     try:
         write()
+        return True
     except OSError as error:
         log.warning("a file of the run folder could not be written: %s", error)
+        return False

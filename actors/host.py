@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,13 @@ from actors.places import Places
 from actors.remote import socket_path
 from streamrl.config import Config
 from streamrl.dataplane.sweep import process_start
+from streamrl.diagnosis import stacks
 from streamrl.errors import RunFailed, to_wire
-from streamrl.pipeline.waits import Wait, WaitTable
+from streamrl.pipeline.health import Facts, health_of
 from streamrl.protocol.channel import ChannelServer
 from streamrl.protocol.request import enter_request
 from streamrl.protocol.rpc import Service
+from streamrl.protocol.waits import WaitTable
 from streamrl.telemetry import logs
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.run_folder import RunFolder
@@ -62,15 +63,6 @@ class Hello(msgspec.Struct, frozen=True):
     metrics_port: int | None
     host: str  # address of its node
     page_host: str  # where its page is found
-
-
-class Health(msgspec.Struct, frozen=True):
-    """What an actor waits for right now, and whether its process has loaded torch."""
-
-    name: str
-    pid: int
-    waits: list[Wait]
-    imports_torch: bool
 
 
 def settings_for(name: str, role: str, config: Config, folder: RunFolder, resume: Path | None = None, places: Places | None = None) -> bytes:
@@ -113,7 +105,9 @@ class Host:
         self.waits = WaitTable(self.name)
         self._service: Service | None = None
         self._served = asyncio.Event()
+        self._is_open = False
         self.channel: ChannelServer | None = None
+        stacks.register(self.folder, self.name)
         self.record_children([])
 
     async def serve(self, interface: type, target: Any) -> None:
@@ -153,11 +147,22 @@ class Host:
         return msgspec.msgpack.encode(Hello(self.name, self.settings.role, os.getpid(), self.metrics_port, _address(), self._page_host))
 
     async def health(self) -> bytes:
-        return msgspec.msgpack.encode(Health(self.name, os.getpid(), self.waits.rows(), "torch" in sys.modules))
+        return msgspec.msgpack.encode(health_of(self.waits, await self.facts(), self._is_open))
+
+    async def facts(self) -> Facts:
+        """What only this kind knows of how it is."""
+        return Facts()
+
+    async def dump_stacks(self, actors: list[str]) -> None:
+        """Have processes of this node write where their threads stand."""
+        await asyncio.to_thread(stacks.ask, self.folder, actors)
 
     async def start(self, peers: dict[str, Any]) -> WireError | None:
         """Open the actor with handles of the actors it talks to."""
-        return await self._guarded(self.open(peers))
+        with self.metrics.state("start"):
+            error = await self._guarded(self.open(peers))
+        self._is_open = error is None
+        return error
 
     async def run(self) -> WireError | None:
         """The actor's loop; its end (None: in order) is what the supervisor watches."""

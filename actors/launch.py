@@ -25,6 +25,7 @@ from actors.supervisor import Supervisor
 from streamrl.config import Config
 from streamrl.config.objective import objective
 from streamrl.dataplane.sweep import PREFIX, open_folder, sweep
+from streamrl.diagnosis import stacks
 from streamrl.errors import StreamrlError
 from streamrl.pipeline.build import weights_dir
 from streamrl.telemetry import logs
@@ -42,6 +43,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     A folder that was run in before goes on where its journals end: with its rows, if they are still in shared memory, and without them otherwise.
     """
     logs.setup("driver", file=folder.log_file("driver"), level=config.telemetry.log_level)
+    stacks.register(folder, "driver")
     board = Board(config, folder)
     cluster = Cluster(config, folder.run_id)
     error: StreamrlError | None = None

@@ -32,7 +32,7 @@ class LearnerActor(Host):
             sweep(Path(self.config.dataplane.shm_dir), keep=adoptable(self.folder))
             open_folder(self.weights_dir, os.getpid(), self.settings.life)
         store = store_client(self, peers)
-        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, self.weights_dir, self.folder.samples, number)
+        self.rank = await asyncio.to_thread(build.build_rank, self.config, store, self.weights_dir, self.folder.samples, number, self.metrics)
 
     async def rendezvous(self, host: str) -> str:
         """Rank 0: an address at which all ranks meet."""
@@ -44,7 +44,7 @@ class LearnerActor(Host):
 
     async def _join(self, address: str) -> None:
         await asyncio.to_thread(self.rank.start, address)
-        self.threaded = Threaded(self.rank)
+        self.threaded = Threaded(self.rank, self.waits)
         await self.serve(Learner, self.threaded)
 
     async def snapshot_bytes(self, version: int, offset: int, num_bytes: int) -> np.ndarray:
@@ -52,7 +52,8 @@ class LearnerActor(Host):
         return await asyncio.to_thread(_read, snapshot_path(self.weights_dir, version), offset, num_bytes)
 
     async def work(self) -> None:
-        await self._closed.wait()
+        with self.metrics.state("wait_data"):  # whenever no call runs
+            await self._closed.wait()
 
     async def close(self) -> None:
         if self.threaded is not None:

@@ -13,7 +13,7 @@ import ray.exceptions
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.host import Health, Hello, Host, WireError
+from actors.host import Hello, Host, WireError
 from actors.learner import LearnerActor
 from actors.places import Places
 from actors.prompt import PromptActor
@@ -24,6 +24,7 @@ from actors.store import StoreActor
 from actors.trainer import TrainerActor
 from streamrl.config import Config
 from streamrl.errors import ActorDied, RunFailed, StreamrlError, from_wire
+from streamrl.protocol.health import Health
 
 log = logging.getLogger(__name__)
 

@@ -25,4 +25,11 @@ class PromptActor(Host):
         if frontier is not None:  # what was handed out and not admitted is handed out again
             epoch, position = frontier
             await self.prompts.restore(await self.prompts.state() | {"epoch": epoch, "position": position})
-        await feed_prompts(self.prompts, self.replay, chunk=self.config.data.train_batch_size, waits=self.waits, metrics=self.metrics)
+        await feed_prompts(
+            self.prompts,
+            self.replay,
+            chunk=self.config.data.train_batch_size,
+            waits=self.waits,
+            metrics=self.metrics,
+            limit_s=self.config.replay.take_timeout_s,
+        )

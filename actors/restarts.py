@@ -84,7 +84,7 @@ class Restarts:
             task.cancel()  # the learner's restart includes the trainer
         gone = [member] if key != "learner" else [*of_role(self._members, "learner"), self._members["trainer"]]
         for one in gone:
-            one.run = None
+            one.run = one.hello = None  # its page is gone
         self.tasks[key] = asyncio.create_task(self._replace(member.role, gone), name=f"restart {key}")
 
     def ended(self) -> dict[str, StreamrlError]:

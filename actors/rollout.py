@@ -9,7 +9,8 @@ from actors.host import Host
 from actors.remote import client
 from actors.store import NodeCalls, store_client
 from streamrl.pipeline import build
-from streamrl.pipeline.loops import POLL_S, LeaseGate, generate_groups, keep_leases
+from streamrl.pipeline.health import EngineWatch, Facts, rollout_facts
+from streamrl.pipeline.loops import POLL_S, GroupWorker, LeaseGate, generate_groups, keep_leases
 from streamrl.pipeline.replica import EngineReplica, Nearby
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
@@ -24,6 +25,7 @@ class RolloutActor(Host):
         self.runner: SessionRunner | None = None
         self._groups: asyncio.Task[None] | None = None
         self._closing = False
+        self.metrics.include("vllm:")  # vLLM keeps its metrics in the default registry of this process
         self.engine = build.build_engine(self.config, self.name)
         self.runner = build.build_runner(self.config, self.engine, self.metrics)  # before the engine starts: it finds what is wrong with tools and loops
         limit_s = self.config.rollout.timeouts.start_s
@@ -32,6 +34,7 @@ class RolloutActor(Host):
         self.record_children(self._child_pids())
         patience_s = self.config.cluster.restart_patience_s
         gate = LeaseGate()
+        self._watch = EngineWatch(self.engine)
         self.worker = build.build_worker(
             self.config,
             self.name,
@@ -44,7 +47,7 @@ class RolloutActor(Host):
             node=self._near if len(self.places.used()) > 1 else None,
             gate=gate,
         )
-        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner, gate, self._copies(peers)))
+        await self.serve(Replica, EngineReplica(self.name, self.engine, self.runner, gate, self._copies(peers), self.waits, self.metrics, self.worker.spent))
 
     def _child_pids(self) -> list[int]:
         assert self.runner is not None
@@ -75,6 +78,10 @@ class RolloutActor(Host):
         finally:
             beats.cancel()
             groups.cancel()
+
+    async def facts(self) -> Facts:
+        worker: GroupWorker | None = getattr(self, "worker", None)  # None while it opens
+        return Facts() if worker is None else Facts(rollout=rollout_facts(worker, self.engine, self._watch))
 
     async def close(self) -> None:
         """Sessions end before the engine they use, so that its end is no failure of theirs."""

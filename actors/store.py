@@ -21,6 +21,9 @@ from streamrl.dataplane import IndexCalls, NodeStore, Store, StoreFace, StoreInd
 from streamrl.dataplane.remote import Buffers, Wire
 from streamrl.dataplane.sweep import open_folder
 from streamrl.pipeline import build
+from streamrl.pipeline.health import Facts
+from streamrl.pipeline.metering import StoreMeter, export_every
+from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.weights import WeightManifest
 from streamrl.telemetry.run_folder import RunFolder
 from streamrl.weights.copies import SnapshotCopies
@@ -59,7 +62,7 @@ class StoreActor(Host):
             sweep(Path(self.config.dataplane.shm_dir), keep=adoptable(self.folder))
         self.index = build.build_index(self.config, self.folder.run_id, owner, self.places.ledger(self.name, self.folder.ledger), life)
         await self.index.writer_gone(self.name)  # what its predecessor wrote for other nodes
-        store = Store(self.index, writer=self.name, folder=self.index.path, config=self.config.dataplane, loop=asyncio.get_running_loop())
+        store = Store(self.index, writer=self.name, folder=self.index.path, config=self.config.dataplane, loop=asyncio.get_running_loop(), metrics=self.metrics)
         self.face = StoreFace(store, self.index)
         await self.serve(NodeCalls, NodeTarget(self.index, self._copies(peers["learner-0"])))
 
@@ -81,14 +84,17 @@ class StoreActor(Host):
                 await asyncio.to_thread(children.end_leftovers, path)
 
     async def work(self) -> None:
-        await self._closed.wait()
+        meter = StoreMeter(self.metrics)
 
-    async def health(self) -> bytes:
-        use = await self.index.use()
-        self.metrics.set("streamrl_dataplane_live_bytes", use.bytes_live)
-        self.metrics.set("streamrl_dataplane_allocated_bytes", use.bytes_allocated)
-        self.metrics.set("streamrl_dataplane_spilled_bytes", use.bytes_spilled)
-        return await super().health()
+        async def export() -> None:
+            meter.export(await self.index.use())
+
+        exporting = asyncio.create_task(export_every(export, SystemClock()))
+        await self._closed.wait()
+        exporting.cancel()
+
+    async def facts(self) -> Facts:
+        return Facts(store=await self.index.use())
 
     async def close(self) -> None:
         self.index.close()
@@ -119,7 +125,7 @@ def store_client(actor: Host, peers: dict[str, Any]) -> Store:
     home, names = actor.places.store_near(actor.name), list(actor.places.stores.values())
     limit_s, patience_s = actor.config.dataplane.put_timeout_s + 30, actor.config.cluster.restart_patience_s
     indexes = {name: client(peers[name], name, IndexCalls, limit_s=limit_s, folder=actor.folder, patience_s=patience_s) for name in names}
-    options: dict[str, Any] = {"writer": actor.name, "config": actor.config.dataplane, "loop": asyncio.get_running_loop()}
+    options: dict[str, Any] = {"writer": actor.name, "config": actor.config.dataplane, "loop": asyncio.get_running_loop(), "metrics": actor.metrics}
     if home is not None and (len(names) == 1 or actor.settings.role == "rollout"):  # a rollout actor writes to its own node only
         direct = blocking_client(home, IndexCalls, limit_s=limit_s, folder=actor.folder, patience_s=patience_s)
         return Store(indexes[home], folder=None, direct=direct, **options)

@@ -24,6 +24,7 @@ from actors.places import Places
 from actors.remote import answer
 from actors.restarts import Restarts
 from actors.trainer import Progress
+from actors.watchdog import Watchdog
 from streamrl.config import Config
 from streamrl.errors import ActorDied, EngineError, RunFailed, StreamrlError, from_wire
 from streamrl.telemetry.run_folder import RunFolder
@@ -46,6 +47,7 @@ class Supervisor:
         self.members: dict[str, Member] = {}
         self._settings: Callable[[str, str], bytes] = partial(_settings, config=config, folder=folder, resume=resume, places=self.places)
         self._refused: Counter[str] = Counter()
+        self.watchdog = Watchdog(folder, board, self.members, self.places)
         self.restarts = Restarts(config, folder, board, self.members, self._settings, self.places)
         self._stopping = asyncio.Event()
 
@@ -129,6 +131,7 @@ class Supervisor:
         for name, wire in progress.failed_replicas.items() if progress else ():
             self._replace_failed(self.members[name], from_wire(*wire))
         await self.board.refresh(self.members.values(), progress)
+        await self.watchdog.look()
 
     def _replace_failed(self, member: Member, error: StreamrlError) -> None:
         """Once when it refused a version (its weights differ from the manifest, or it was late); its death counts as any other."""
@@ -194,7 +197,7 @@ class Supervisor:
         name, error = first.name, failure_of(first)
         if isinstance(error, ActorDied):
             return RunFailed(f"{error}; the run ends. Continue it from its last checkpoint with: streamrl launch --resume {self.folder.root}")
-        return RunFailed(f"{name} failed: {error}")
+        return self.watchdog.explained(RunFailed(f"{name} failed: {error}"), error)
 
     async def progress(self) -> Progress | None:
         """New records and totals from the trainer; None when it does not answer in time (a busy moment, or its death)."""
@@ -213,6 +216,7 @@ class Supervisor:
         """Close in order within a short limit, then end whatever is left. A run that failed is left as if its processes had been killed: with its
         journals open and its rows in shared memory, so that a resumed one loses nothing."""
         self.restarts.cancel()
+        await asyncio.to_thread(self.board.end_recording)  # while there is something to record
         order = [m for role in ("trainer", "prompt", "rollout", "learner", "replay", "store") for m in self._role(role)]
         asked = [m for m in order if in_order or m.role == "rollout"]  # an engine also ends what it started
         await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role != "store"))

@@ -12,8 +12,9 @@ from ray.actor import ActorHandle
 
 from actors.host import Host, WireError
 from actors.remote import client
-from streamrl.errors import to_wire
+from streamrl.errors import WaitTimeout, to_wire
 from streamrl.pipeline import build
+from streamrl.pipeline.health import Facts, trainer_facts
 from streamrl.pipeline.learner_group import RankGroup
 from streamrl.pipeline.records import RecordWindow, StepRecord, Totals
 from streamrl.pipeline.standing import Standing, read_standing, write_standing
@@ -66,6 +67,8 @@ class TrainerActor(Host):
 
     def _replica_failed(self, name: str, error: BaseException) -> None:
         log.error("replica %s is out of rotation: %s", name, error)
+        if isinstance(error, WaitTimeout):
+            self.metrics.inc("streamrl_weight_sync_failures_total", reason="timeout")
         self._failed[name] = to_wire(error)
 
     async def attach(self, name: str, handle: ActorHandle) -> Any:
@@ -113,6 +116,10 @@ class TrainerActor(Host):
     async def progress(self, since: int) -> bytes:
         """Records from number ``since`` on, and the totals."""
         return msgspec.msgpack.encode(Progress(self._records.since(since), self.trainer.totals, self._failed, self.trainer.state.published))
+
+    async def facts(self) -> Facts:
+        trainer: Trainer | None = getattr(self, "trainer", None)  # None while it opens
+        return Facts() if trainer is None else Facts(trainer=trainer_facts(trainer))
 
     async def close(self) -> None:
         self.trainer.stop()

@@ -23,6 +23,7 @@ StreamrlError
 ├── StoreFull (MemoryError)             shared memory or the byte budget is used up
 ├── EngineError (RuntimeError)          the generation engine failed
 ├── WeightMismatch (RuntimeError)       an engine holds other weights than the manifest says; names the tensor
+│   └── ProbeMismatch                   the weights are right by hash, and give other log-probs than the learner's
 ├── RewardError (RuntimeError)          a reward function failed, timed out or gave a non-finite score
 ├── SessionFailed (RuntimeError)        a session ended without a row; carries the reason
 ├── BreakerOpen (RuntimeError)          too many groups in a row failed for the same reason
@@ -59,7 +60,7 @@ class DataError(UsageError):
 
 
 class EngineNotInstalled(UsageError, ImportError):
-    """The chosen engine's package is absent; the message names the extra to install."""
+    """The package of the chosen engine or tracker is absent; the message names the extra to install."""
 
 
 class ClusterTooSmall(UsageError, RuntimeError):
@@ -132,6 +133,10 @@ class EngineError(StreamrlError, RuntimeError):
 
 class WeightMismatch(StreamrlError, RuntimeError):
     """An engine holds other weights than the manifest says."""
+
+
+class ProbeMismatch(WeightMismatch):
+    """All hashes match, and engine and learner compute differently."""
 
 
 class RewardError(StreamrlError, RuntimeError):

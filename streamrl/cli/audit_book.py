@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from streamrl.cli.audit_tokens import TokenBook, places
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.fates import Fate
@@ -38,6 +39,7 @@ class Attempt:
 
     sessions: dict[int, tuple[str, ...]] = field(default_factory=dict)  # session -> keys
     lengths: list[int] = field(default_factory=list)
+    written: int = 0  # tokens that the policy wrote
     oldest_version: int | None = None
     fate: str | None = None
 
@@ -71,6 +73,7 @@ class Book:
         self.lag_max = 0
         self.lengths_generated: Counter[int] = Counter()
         self.lengths_trained: Counter[int] = Counter()
+        self.tokens = TokenBook()
         self._groups: dict[str, GroupBook] = {}
         self._prompts: dict[tuple[int, int], str] = {}
 
@@ -85,6 +88,7 @@ class Book:
             self._dropped(reason).add(totals.dropped.get(reason, 0), rows, tokens)
         self._groups = {group.uid: GroupBook() for group in state.groups}
         self.lag_max, self.rolled_back = totals.lag_max, totals.rolled_back
+        self.tokens = TokenBook(totals)
 
     # ---- records
 
@@ -102,16 +106,21 @@ class Book:
             {"admitted": self.generated.groups, "trained": self.trained.groups, "rows": self.generated.rows, "tokens": self.generated.tokens},
         )
         self._expect(f"groups alive at the start of {name}", len(opening.state.groups), in_flight.groups)
+        if totals.generated_tokens:
+            self._expect(f"where the policy's tokens went by the start of {name}", places(totals.token_fates, totals.tokens_in_flight), self.tokens.places())
 
     def call(self, call: Call) -> None:
         """One call, then the ends that it caused."""
         self.num_calls += 1
         if call.fault is None:
-            arguments = arguments_of(call) if call.name in ("admit", "push", "published") else ()
+            arguments = arguments_of(call) if call.name in ("admit", "push", "published", "spent") else ()
             if call.name == "admit":
                 self._admit(arguments[0])
             elif call.name == "push":
                 self._push(arguments[0])
+            elif call.name == "spent":
+                for spent in arguments[1]:
+                    self.tokens.spent(spent.tokens, "evaluation" if spent.uid is None else self._end_of(spent.uid))
             elif call.name == "published":
                 self.published = max(self.published, arguments[0])
         for fate in call.fates:
@@ -134,11 +143,15 @@ class Book:
             self._differ(f"session {push.session_id} of {push.uid} was accepted, but that group {fate}")
             return
         attempt = group.attempts.setdefault(push.attempt, Attempt())
+        is_repeat = push.session_id in attempt.sessions
         if attempt.sessions.setdefault(push.session_id, tuple(sorted(push.keys))) != tuple(sorted(push.keys)):
             self._differ(f"session {push.session_id} of {push.uid}, attempt {push.attempt}, was accepted twice with other rows")
             return
-        if len(attempt.lengths) >= sum(map(len, attempt.sessions.values())):
-            return  # a repeat
+        if is_repeat:
+            return
+        attempt.written += self.tokens.pushed(push)
+        if not push.keys:
+            return
         if attempt.fate is not None:
             self._differ(f"rows of {push.uid} were accepted for attempt {push.attempt}, which has ended as {attempt.fate}")
         lengths = [int(tag["response_len"]) for tag in push.tags]
@@ -166,6 +179,7 @@ class Book:
             self._differ(f"{fate.uid} ended as {_name(fate)} after it had ended as {group.end or attempt.fate}")
         attempt.fate = _name(fate)
         group.end = None if fate.fate == "superseded" else attempt.fate
+        self.tokens.ended(attempt.written, attempt.fate)
         if fate.fate == "trained":
             self._train(fate, attempt)
         else:
@@ -186,10 +200,16 @@ class Book:
             self._differ(f"{fate.uid} was rolled back, but it was {group.end or 'in flight'} and not trained")
         group.end, attempt.fate = None, None if fate.kept else "rolled_back"
         self.rolled_back += 1
+        self.tokens.rolled_back(attempt.written, fate.kept)
         self.trained.add(-1, -fate.rows, -fate.tokens)
         self.lengths_trained.subtract(attempt.lengths)
         if not fate.kept:
             self._dropped("rolled_back").add(0, fate.rows, fate.tokens)
+
+    def _end_of(self, uid: str) -> str | None:
+        """None also for a trained group: what was written for it and is not in its rows was of another attempt."""
+        group = self._groups.get(uid)
+        return None if group is None or group.end == "trained" else group.end
 
     # ---- totals
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from streamrl.cli.audit_book import Book, Tally
+from streamrl.telemetry.live import format_tokens
 
 WIDTH = 100
 SHOWN_DIFFERENCES = 10
@@ -59,6 +60,7 @@ class AuditReport(msgspec.Struct, kw_only=True):
     max_staleness: int
     lengths_generated: Lengths
     lengths_trained: Lengths
+    policy_tokens: dict[str, int]  # those that the policy wrote, by where they are: trained, stale, filtered, failed, evaluation, in_flight
 
 
 def report_of(book: Book, run: str, files: int) -> AuditReport:
@@ -85,6 +87,7 @@ def report_of(book: Book, run: str, files: int) -> AuditReport:
         max_staleness=book.bound,
         lengths_generated=lengths(book.lengths_generated),
         lengths_trained=lengths(book.lengths_trained),
+        policy_tokens=book.tokens.places(),
     )
 
 
@@ -115,6 +118,7 @@ def format_report(report: AuditReport) -> str:
     if report.lengths_generated.mean is not None:
         rows = [_lengths_row(name, found) for name, found in (("generated", report.lengths_generated), ("trained", report.lengths_trained))]
         out += ["", *_table(["response tokens", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"], rows)]
+    out += ["", f"the policy's own tokens: {format_tokens(report.policy_tokens)}"]
     out += ["", f"largest lag trained: {report.lag_max} (bound {report.max_staleness}); groups rolled back: {report.rolled_back_groups:,}", ""]
     return "\n".join([*out, *_verdict(report)]) + "\n"
 

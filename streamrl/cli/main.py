@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from streamrl import __version__
-from streamrl.cli import audit, check, eval, export, inspect, launch, status
+from streamrl.cli import audit, check, eval, export, inspect, launch, report, status, top, why
 from streamrl.errors import CheckpointError, RunFailed, StreamrlError, UsageError
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="streamrl", description="Asynchronous streaming RL trainer for language models.")
     parser.add_argument("--version", action="version", version=f"streamrl {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (launch, check, status, inspect, audit, export, eval):
+    for verb in (launch, check, status, top, why, report, inspect, audit, export, eval):
         verb.add_parser(verbs)
     return parser
 

@@ -58,6 +58,7 @@ def check_surroundings(config: Config) -> int | None:
     from streamrl.engines import require
     from streamrl.rollout import check_agent_names, parsers
     from streamrl.rollout.interactions import check_interactions
+    from streamrl.telemetry import trackers
 
     rule_rewards = config.reward.custom_reward_function is None and not loops_may_score(config.rollout)
     summary = check_files(config.data, rule_rewards=rule_rewards)
@@ -79,6 +80,7 @@ def check_surroundings(config: Config) -> int | None:
     unnamed = default_agent_loop(config.rollout) == "tool_agent" or "tool_agent" in summary.agent_names
     check_interactions(config.rollout.multi_turn.interaction_config_path, [name for name in summary.interaction_names if unnamed or name is not None])
     require(config.rollout.engine)
+    trackers.require(config.trainer.logger)
     return summary.num_train_rows
 
 

@@ -33,13 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(folder: RunFolder, now: float) -> str:
-    """Two lines about a run without a summary."""
+    """Two lines about a run without a summary, and a third one when something is late."""
     from streamrl.telemetry.live import format_line
-    from streamrl.telemetry.steps import read_steps
+    from streamrl.telemetry.steps import read_last_step
     from streamrl.telemetry.summary import read_status
 
-    steps = read_steps(folder.steps)
-    return f"{_headline(read_status(folder.status), now)}\n{format_line(steps[-1]) if steps else 'no step yet'}\n"
+    step = read_last_step(folder.steps)
+    lines = [_headline(read_status(folder.status), now), format_line(step) if step else "no step yet", longest_wait(folder, now)]
+    return "".join(f"{line}\n" for line in lines if line)
 
 
 def _headline(status: RunStatus | None, now: float) -> str:
@@ -51,3 +52,25 @@ def _headline(status: RunStatus | None, now: float) -> str:
     if silent_s > SILENT_S:
         return f"no word from the driver (pid {status.pid}) for {silent_s:.0f} s; last: {status.state}, {progress}{note}"
     return f"{status.state} for {now - status.started:.0f} s, {progress}{note}"
+
+
+def longest_wait(folder: RunFolder, now: float) -> str:
+    """Who had waited longest when the driver last asked, and for what; empty while the run goes on, and when the file of the waits can't be read."""
+    from streamrl.diagnosis import diagnose, read_view
+    from streamrl.errors import UsageError
+    from streamrl.telemetry.run_folder import read_json
+
+    if diagnose(read_view(folder, now)).verdict not in ("waiting", "stuck"):
+        return ""
+    try:
+        table = read_json(folder.waits)
+        rows = [row for health in table["actors"].values() if health for row in health["waits"]]
+        oldest = min(rows, key=lambda row: row["since"])
+        limit = f", limit {oldest['limit_s']:.0f} s" if oldest.get("limit_s") else ""
+        waited_s = max(0.0, table["time"] - oldest["since"])
+        if waited_s < SILENT_S:
+            return ""
+        words = f"{oldest['waiter']} has waited longest: {waited_s:.0f} s for {oldest['what']} of {oldest['on']}{limit}"
+    except (UsageError, TypeError, KeyError, ValueError, AttributeError):
+        return ""
+    return f"{words}; `streamrl why {folder.root}` names the cause"

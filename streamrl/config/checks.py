@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from streamrl.config import algorithm_checks, critic_checks, learner_checks, reward_checks, update_checks
 from streamrl.config.base import refuse
-from streamrl.config.run import Config
+from streamrl.config.run import Config, TrainerConfig
 from streamrl.config.tools import one_of
 
 
@@ -221,6 +221,14 @@ def hint_equal_answers(config: Config) -> str | None:
     return f"rollout.val_kwargs.n is {val.n} with rollout.val_kwargs.temperature 0: the {val.n} greedy answers to a row are the same; set a temperature"
 
 
+def hint_names_for_no_tracker(config: Config) -> str | None:
+    trainer, default = config.trainer, TrainerConfig()
+    named = [key for key in ("project_name", "experiment_name") if getattr(trainer, key) != getattr(default, key)]
+    if not named or "wandb" in trainer.logger:
+        return None
+    return f"{' and '.join(f'trainer.{key}' for key in named)} without effect: only wandb shows them, and trainer.logger does not have it; add it"
+
+
 _RULES: tuple[Callable[[Config], None], ...] = (
     names_are_given,
     data_is_given,
@@ -256,4 +264,5 @@ _HINTS: tuple[Callable[[Config], str | None], ...] = (
     hint_lonely_filter,
     hint_no_validation,
     hint_equal_answers,
+    hint_names_for_no_tracker,
 )

@@ -50,6 +50,9 @@ class TrainerConfig(Section, frozen=True):
     balance_batch: bool = True
     resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
     resume_from_path: str | None = None
+    logger: tuple[Literal["console", "tensorboard", "wandb"], ...] = ("console",)  # beside metrics/steps.jsonl; console: a line a step on stderr
+    project_name: str = "streamrl"  # of wandb
+    experiment_name: str | None = None  # of wandb; None: the name of the run folder
 
 
 class TelemetryConfig(Section, frozen=True):
@@ -58,7 +61,10 @@ class TelemetryConfig(Section, frozen=True):
     host: str = "127.0.0.1"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sample_groups: NonNegative = 1  # whole groups that each step leaves in samples/ of the run folder; 0: none
+    stall_s: Seconds = 300.0  # no learner step and no session end for this long: the driver says why, and keeps the stacks of all actors
     sample_steps: Positive = 20  # newest steps whose samples stay
+    record_interval_s: Seconds = 5.0  # between two recordings of all metrics into metrics/ of the run folder
+    record_max_bytes: NonNegative = 256 << 20  # of them together, the oldest go first: some days; 0: nothing is recorded
 
 
 class Config(Section, frozen=True):

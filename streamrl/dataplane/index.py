@@ -27,7 +27,7 @@ from streamrl.dataplane.pool import SegmentPool
 from streamrl.dataplane.segments import standard_bytes
 from streamrl.dataplane.spill import Resident, SpillFolder, parts, places
 from streamrl.dataplane.sweep import PREFIX, is_owner, write_owner
-from streamrl.errors import MissingKey, ProtocolError, StaleWrite, StoreFull
+from streamrl.errors import DtypeClash, MissingKey, ProtocolError, StaleWrite, StoreFull, StreamrlError
 from streamrl.protocol.rpc import at_once
 from streamrl.protocol.segments import Located, PartitionUse, PutRequest, SegmentRef, StoreUse
 
@@ -78,7 +78,7 @@ class StoreIndex:
         self._partitions: dict[str, Partition] = {}
         self._done: dict[str, dict[int, None]] = {}  # writer -> its latest puts that were carried out
         self._deaths: Counter[str] = Counter()  # by actor: how often it was declared dead
-        self._rejected = 0
+        self._rejected: Counter[str] = Counter()  # puts, by reason
 
     async def folder(self) -> str:
         return str(self.path)
@@ -113,8 +113,8 @@ class StoreIndex:
         partition = self._partitions.get(request.partition_id) or Partition(request.partition_id, self._pool)
         try:
             plan = partition.check(request)
-        except StaleWrite:
-            self._rejected += 1
+        except StreamrlError as error:
+            self._rejected["stale_write" if isinstance(error, StaleWrite) else "dtype" if isinstance(error, DtypeClash) else "malformed"] += 1
             raise
         self._record(Put(request))
         self._apply_put(request, partition, plan)
@@ -217,8 +217,9 @@ class StoreIndex:
             bytes_spilled=self._pool.spilled_bytes,
             bytes_live=sum(partition.live_bytes for partition in self._partitions.values()),
             segments=len(self._pool.segments),
-            rejected_writes=self._rejected,
+            rejected_writes=self._rejected["stale_write"],
             partitions={name: PartitionUse(len(p.rows), len(p.groups), p.live_bytes) for name, p in self._partitions.items() if p.rows},
+            rejected=dict(self._rejected),
         )
 
     # ---- recovery

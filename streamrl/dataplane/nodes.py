@@ -11,6 +11,7 @@ each node; a get that would have to mix two is a DtypeClash. New rows go to the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from streamrl.errors import DtypeClash, MissingField, MissingKey, ProtocolError,
 from streamrl.protocol.fields import NODE_TAG
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.segments import Located, LocatedColumn, PutRequest, SegmentRef, StoreUse
+from streamrl.telemetry.metrics import Metrics
 
 Column = tuple[LocatedColumn, np.ndarray]
 
@@ -107,9 +109,10 @@ class NodeStore(Store):
         writer: str,
         config: DataplaneConfig,
         loop: asyncio.AbstractEventLoop | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._nodes = NodeIndexes(indexes, home)
-        super().__init__(self._nodes, writer=writer, folder=None, config=config, loop=loop)
+        super().__init__(self._nodes, writer=writer, folder=None, config=config, loop=loop, metrics=metrics)
         self._home = home
         self._fallback = home or next(iter(indexes))  # of rows that nobody has
         self._remotes = {name: RemoteStore(wire) for name, wire in wires.items()}
@@ -166,7 +169,9 @@ class NodeStore(Store):
         if node == self._home:
             await super()._put(keys, partition_id, columns or None, tags)
         else:
+            began = time.perf_counter()
             await self._remotes[node].put(partition_id, keys, columns, tags)
+            self._meter("put", "ray", sum(column.num_bytes for column in columns), began)
 
     # ---- get
 
@@ -195,7 +200,10 @@ class NodeStore(Store):
         try:
             if node == self._home:
                 return [(keys, await super()._fetch(keys, partition_id, fields, optional))]
-            return await self._remotes[node].fetch(partition_id, keys, fields, optional)
+            began = time.perf_counter()
+            portions = await self._remotes[node].fetch(partition_id, keys, fields, optional)
+            self._meter("get", "ray", sum(data.nbytes for _, columns in portions for _, data in columns), began)
+            return portions
         except StreamrlError as error:
             error.add_note(f"on the node of {node}")
             raise

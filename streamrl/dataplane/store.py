@@ -31,6 +31,7 @@ from streamrl.protocol.fields import trajectory_columns
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.segments import ColumnPut, LocatedColumn, PutRequest
 from streamrl.protocol.trajectory import Trajectory
+from streamrl.telemetry.metrics import Metrics, NullMetrics
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Store:
         config: DataplaneConfig,
         loop: asyncio.AbstractEventLoop | None = None,
         direct: IndexCalls | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.writer = f"{writer}#{secrets.token_hex(4)}"
         self._index = index
@@ -63,6 +65,8 @@ class Store:
         self._run = LoopRunner(loop, in_thread=direct is not None)
         self._on_loop: Way = OnLoop(index)
         self._elsewhere: Way = self._on_loop if direct is None else InThread(direct, self._run)
+        self._metrics = metrics or NullMetrics()
+        self._moved: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._folder = folder
         self._reader: SegmentReader | None = None
         self._mapped: Mappings | None = None
@@ -185,7 +189,7 @@ class Store:
 
     async def _write(self, request: PutRequest, columns: list[EncodedColumn]) -> None:
         """Bytes into a segment, then everything into the index."""
-        way = self._way
+        way, began = self._way, time.perf_counter()
         places, size = _lay_out(columns)
         if not size:
             request.columns = [ColumnPut(column.name, column.spec, 0, column.lengths) for column in columns]
@@ -198,6 +202,7 @@ class Store:
             request.segment_id = segment.ref.segment_id
             request.columns = [ColumnPut(column.name, column.spec, base + place, column.lengths) for column, place in zip(columns, places, strict=True)]
             await way.index.put(request)
+            self._meter("put", "shm", size, began)
         except ProtocolError as error:
             if type(error) is ProtocolError:  # perhaps the segment was taken away: start another
                 await way.on_loop(self._retire(segment))
@@ -309,7 +314,7 @@ class Store:
         if not names:
             raise ProtocolError("a get names at least one row, got no keys; skip empty batches")
         wanted = None if fields is None else list(dict.fromkeys(key_list(fields)))
-        way, reader = self._way, self._reader
+        way, reader, began = self._way, self._reader, time.perf_counter()
         if reader is None:
             reader = self._reader = SegmentReader(await self._where())
         for last in (False, False, True):
@@ -324,7 +329,17 @@ class Store:
         if time.monotonic() - self._checked_unlinked > UNLINKED_CHECK_S:
             reader.mappings.release_unlinked()
             self._checked_unlinked = time.monotonic()
+        self._meter("get", "shm", sum(buffer.nbytes for buffer in buffers), began)
         return list(zip(located.columns, buffers, strict=True))
+
+    def _meter(self, direction: str, transport: str, num_bytes: int, began: float) -> None:
+        if (direction, transport) not in self._moved:
+            labels = {"direction": direction, "transport": transport}
+            bound = self._metrics.bound
+            self._moved[direction, transport] = bound("streamrl_dataplane_bytes_total", **labels), bound("streamrl_dataplane_transfer_seconds", **labels)
+        moved, seconds = self._moved[direction, transport]
+        moved.inc(num_bytes)
+        seconds.observe(time.perf_counter() - began)
 
     def _lock(self) -> asyncio.Lock:
         """Held while a segment is fetched; a lock serves one loop, and the store's loop may have been replaced."""

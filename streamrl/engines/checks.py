@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamrl.errors import EngineError, ProtocolError, WeightMismatch
+from streamrl.errors import EngineError, ProbeMismatch, ProtocolError
 from streamrl.protocol.generate import GenerateRequest, StopReason
 from streamrl.protocol.weights import Probe, WeightManifest
 
@@ -24,11 +24,11 @@ def check_successor(manifest: WeightManifest, version: int, name: str) -> None:
 
 
 def probe_gap(probe: Probe, scores: list[float], manifest: WeightManifest) -> float:
-    """Largest difference between the engine's and the learner's log-probs on the probe. WeightMismatch above its tolerance, or when not a number."""
+    """Largest difference between the engine's and the learner's log-probs on the probe. ProbeMismatch above its tolerance, or when not a number."""
     gaps = [abs(ours - theirs) for ours, theirs in zip(scores, probe.log_probs, strict=True)]
     gap = max(gaps, default=0.0)
     if not gap <= probe.tolerance or any(value != value for value in gaps):
-        raise WeightMismatch(
+        raise ProbeMismatch(
             f"engine and learner must agree on the probe within {probe.tolerance:g} nats, got a gap of {gap:.4g} at version {manifest.version}; "
             "all hashes match, so the two compute differently: compare dtype, model code and rope or attention settings"
         )

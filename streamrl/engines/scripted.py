@@ -21,6 +21,7 @@ from streamrl.errors import Closed, WeightMismatch
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.spending import count_generated
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.weights.reader import verify
 
@@ -70,12 +71,18 @@ class ScriptedEngine:
     def check(self) -> None:
         """A script does not break."""
 
+    def tokens_under_way(self) -> int | None:
+        return sum(len(run.token_ids) for run in self._runs.values()) if self._runs else None
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         check_request(request, self._max_model_len)
         number = next(self._numbers)
         run = self._runs[number] = _Run(request)
         try:
             return await self._answer(run)
+        except asyncio.CancelledError:
+            count_generated(len(run.token_ids))
+            raise
         finally:
             del self._runs[number]
 

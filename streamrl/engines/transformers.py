@@ -31,6 +31,7 @@ from streamrl.engines.checks import check_request, check_successor, probe_gap, s
 from streamrl.engines.transformers_sampling import Job, processors
 from streamrl.errors import Closed, ConfigError, EngineError, WaitTimeout
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
+from streamrl.protocol.spending import count_generated
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.weights.adapter import KeptBase
 from streamrl.weights.reader import read_tensors
@@ -117,6 +118,7 @@ class TransformersEngine:
         finally:
             del self._jobs[job.engine_id]
             if job.future.cancelled() or not job.future.done():
+                count_generated(len(job.versions))
                 self._manager.cancel_request(job.engine_id)
             self._forget(job)
 
@@ -224,6 +226,9 @@ class TransformersEngine:
             logits_1TV = self._model(input_ids=ids_1T, use_cache=False).logits
         log_probs_TV = torch.log_softmax(logits_1TV[0, :-1].float(), dim=-1)
         return log_probs_TV.gather(-1, ids_1T[0, 1:, None]).squeeze(-1).tolist()
+
+    def tokens_under_way(self) -> int | None:
+        return sum(len(job.versions) for job in list(self._jobs.values())) if self._jobs else None
 
     def child_pids(self) -> list[int]:
         return []

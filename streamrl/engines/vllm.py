@@ -28,6 +28,7 @@ from streamrl.engines.vllm_processes import end_processes, pids_of
 from streamrl.engines.vllm_settings import engine_args, set_environment, vllm_sampling
 from streamrl.errors import Closed, EngineError, WaitTimeout, WeightMismatch
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
+from streamrl.protocol.spending import count_generated
 from streamrl.protocol.weights import WeightManifest, WeightReport
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class _Run(msgspec.Struct):
     request_id: str
     restart: bool = False
     aborted: bool = False
+    states: list[Any] = []
 
 
 class VllmEngine:
@@ -126,10 +128,12 @@ class VllmEngine:
         # so an update finds every submitted request registered under the salt of the version then in force.
         prompt = tokens_input(list(request.prompt_ids), cache_salt=f"v{self.version}")
         last: vllm.RequestOutput | None = None
+        asyncio.get_running_loop().call_soon(self._remember, llm, engine_id, run)
         try:
             async for output in llm.generate(prompt, vllm_sampling(request.sampling, self._eos_ids), engine_id):
                 last = output
         except asyncio.CancelledError:
+            count_generated(_num_output_tokens(run.states))
             raise
         except Exception as error:
             raise self._failure(error) from error
@@ -140,6 +144,10 @@ class VllmEngine:
         if last is None:
             raise self._failure("an answer without output")
         return self._result(last.outputs[0], request.sampling)
+
+    def _remember(self, llm: AsyncLLM, engine_id: str, run: _Run) -> None:
+        """What vLLM knows of a submission, which is registered by now: it forgets one whose caller has left, with the tokens that it has."""
+        run.states = _states(llm, engine_id)
 
     def _result(self, answer: vllm.CompletionOutput, sampling: SamplingParams) -> GenerateResult:
         token_ids = list(answer.token_ids)
@@ -262,6 +270,10 @@ class VllmEngine:
             raise self._failure(error) from error
         return [place[token].logprob for token, place in zip(token_ids[1:], scored[1:], strict=True)]
 
+    def tokens_under_way(self) -> int | None:
+        llm = self._llm
+        return sum(_num_tokens(llm, engine_id) for engine_id in self._runs) if llm is not None and self._runs else None
+
     def child_pids(self) -> list[int]:
         """vLLM's engine core and whatever it started."""
         return pids_of(self._llm) if self._llm is not None else []
@@ -301,6 +313,13 @@ class VllmEngine:
 
 def _num_tokens(llm: AsyncLLM, engine_id: str) -> int:
     """Tokens of a submission that this process has seen; generation is paused, and too few here costs a recomputation, never a wrong token."""
+    return _num_output_tokens(_states(llm, engine_id))
+
+
+def _states(llm: AsyncLLM, engine_id: str) -> list[Any]:
     processor = llm.output_processor
-    states = [processor.request_states.get(internal) for internal in processor.external_req_ids.get(engine_id, [])]
+    return [processor.request_states.get(internal) for internal in processor.external_req_ids.get(engine_id, [])]
+
+
+def _num_output_tokens(states: list[Any]) -> int:
     return sum(state.detokenizer.num_output_tokens() for state in states if state is not None and state.detokenizer is not None)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 
+METRICS: dict[str, Any] = {  # its own are on the rollout actor's page, which shows no paths: the name of the model is a label of all of them
+    "disable_log_stats": False,
+    "served_model_name": "policy",
+}
 CPU_BATCH_TOKENS = 4096  # of one step: enough to prefill some dozens of short prompts together
 
 
@@ -25,6 +29,7 @@ def set_environment(rollout: RolloutConfig, threads: int, on_cpu: bool) -> None:
             "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.cpu_kvcache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
+            "TORCH_COMPILE_DISABLE": "1",  # eager anyway but for two helpers of the sampler, which would be compiled for longer than a model takes to load
         }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -48,7 +53,6 @@ def engine_args(model: ModelConfig, rollout: RolloutConfig, max_model_len: int, 
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "seed": seed,
-        "disable_log_stats": True,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
     }
     if on_cpu:
@@ -56,7 +60,7 @@ def engine_args(model: ModelConfig, rollout: RolloutConfig, max_model_len: int, 
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, CPU_BATCH_TOKENS)}
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-    return AsyncEngineArgs(**arguments | options.engine_kwargs)
+    return AsyncEngineArgs(**arguments | METRICS | options.engine_kwargs)
 
 
 def vllm_sampling(sampling: SamplingParams, eos_ids: frozenset[int]) -> vllm.SamplingParams:

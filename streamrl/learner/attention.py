@@ -132,6 +132,10 @@ def packed_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Of query [1, H, T, D], key and value [1, K, T, D], the output [1, T, H, D]. Heads that share keys become a batch, so that no key is repeated."""
+    if query.device.type == "cpu" and query.dtype is not torch.float32:  # there the backward pass in bfloat16 takes three times as long as in float32
+        wide = (tensor.float() for tensor in (query, key, value))
+        out, _ = packed_attention(module, *wide, attention_mask, packing=packing, scaling=scaling, dropout=dropout, sliding_window=sliding_window, **others)
+        return out.to(query.dtype), None
     unknown = [name for name in _UNKNOWN if others.get(name) is not None]
     assert attention_mask is None and not dropout and not unknown, f"pack() takes only models that it can compute, got {unknown or 'a mask or dropout'}"
     calls = packing.calls(sliding_window, query)

@@ -18,6 +18,7 @@ from streamrl.errors import ConfigError, MissingField
 from streamrl.learner.judge import check_finite
 from streamrl.learner.rows import Column
 from streamrl.protocol.meta import KVBatchMeta
+from streamrl.replay.zero_variance import env_of
 
 _BASE = ("response_mask", "rm_scores", "old_log_probs")
 
@@ -72,6 +73,19 @@ def read_sessions(store: Columns, batch: KVBatchMeta) -> tuple[list[int], list[d
     except MissingField:
         return [], []
     return columns["num_turns"].tolist(), [extra for extra in columns["reward_extra_info"].tolist() if isinstance(extra, dict)]
+
+
+def read_envs(store: Columns, batch: KVBatchMeta) -> list[str]:
+    """The environment of each row, as metrics name it."""
+    names = ("data_source", "agent_name")
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        try:
+            columns[name] = get(store, batch, [name])[name].tolist()
+            break
+        except MissingField:
+            continue
+    return [env_of({name: values[i] for name, values in columns.items()}) for i in range(len(batch))]
 
 
 def further_columns(algorithm: AlgorithmConfig) -> list[str]:

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from streamrl.errors import ConfigError, RunFailed, WaitTimeout
+from streamrl.protocol.waits import shown
 
 log = logging.getLogger(__name__)
 
+OTHER_RANKS = "the other ranks"
 RENDEZVOUS_TIMEOUT_S = 120.0  # ranks are started together; loading a model happens after they have met
 _users = 0  # objects of this process that use the default group
 
@@ -33,8 +35,8 @@ class Rendezvous:
 class Comm:
     """Reductions over the ranks. All methods are collectives: every rank calls them in the same order."""
 
-    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
-        self.rank, self.ranks, self.device = rank, ranks, device
+    def __init__(self, rank: int, ranks: int, device: torch.device, timeout_s: float | None = None) -> None:
+        self.rank, self.ranks, self.device, self._timeout_s = rank, ranks, device, timeout_s
 
     @classmethod
     def join(cls, rank: int, ranks: int, device: torch.device, *, rendezvous: str, held: Rendezvous | None, timeout_s: float) -> Comm:
@@ -49,7 +51,7 @@ class Comm:
             dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
             log.info("rank %d of %d joined by %s over %s", rank, ranks, rendezvous, backend)
         _users += 1
-        return cls(rank, ranks, device)
+        return cls(rank, ranks, device, timeout_s)
 
     def leave(self) -> None:
         """Give the group up; the last user of the process ends it."""
@@ -71,7 +73,8 @@ class Comm:
         padded[:, : values_CK.shape[1]] = values_CK
         parts = [torch.empty_like(padded) for _ in sizes]
         if max(sizes):
-            dist.all_gather(parts, padded)
+            with shown("a gather", OTHER_RANKS, self._timeout_s):
+                dist.all_gather(parts, padded)
         start = sum(sizes[: self.rank])
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).cpu(), slice(start, start + sizes[self.rank])
 
@@ -81,9 +84,10 @@ class Comm:
 
     def _reduce(self, values: Sequence[float] | torch.Tensor, op: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device)
-        if tensor.numel():
-            dist.all_reduce(tensor, op)
-        return tensor.tolist()
+        with shown("a reduction", OTHER_RANKS, self._timeout_s):
+            if tensor.numel():
+                dist.all_reduce(tensor, op)
+            return tensor.tolist()
 
 
 def _connect(rendezvous: str, rank: int, ranks: int) -> dist.TCPStore:

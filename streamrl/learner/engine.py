@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from streamrl.config.training import ActorConfig, LearnerConfig, OptimConfig
 from streamrl.learner.comm import Comm
 from streamrl.learner.forward import Scored, TokenScorer
+from streamrl.learner.kept_pass import KeptPass
 from streamrl.learner.loading import Pretrained, fill
 from streamrl.learner.lora import Adapters
 from streamrl.learner.packing import layout_of
@@ -126,7 +127,29 @@ class PolicyEngine(TrainableModel):
         super().__init__(TokenScorer(pretrained.model), pretrained, actor.optim, actor.grad_clip, learner, comm)
         self._temperature = temperature
         self.adapters = Adapters(self.module, self._shards, comm) if len(self.parameters) < len(self._shards) else None
+        self._kept: KeptPass | None = None
 
     def score(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False, temperature: float | None = None) -> Scored:
         """The micro-batch's selected tokens under the current weights; None: the rollout's temperature."""
+        self._kept = None
         return self.module(batch.inputs, self._temperature if temperature is None else temperature, with_entropy, with_squares)
+
+    def score_and_keep(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False) -> Scored:
+        """The same, kept for an update that may go on from it, until the policy is used or moved otherwise. What is returned has no gradient."""
+        with torch.enable_grad():
+            scored = self.score(batch, with_entropy=with_entropy, with_squares=with_squares)
+        self._kept = KeptPass(batch, scored)
+        return Scored(*(values.detach() for values in scored))
+
+    def score_or_go_on(self, batch: MicroBatch, *, with_entropy: bool = False) -> Scored:
+        """``score`` of an update's only pass: from the kept one where every rank has one that scored these tokens. A collective."""
+        kept, self._kept = self._kept, None
+        places_N = None if kept is None else kept.places_of(batch)
+        if self.comm.sum([float(places_N is None)])[0]:
+            return self.score(batch, with_entropy=with_entropy)
+        assert kept is not None and places_N is not None
+        return kept.scored_at(places_N)
+
+    def reshard(self) -> None:
+        self._kept = None
+        super().reshard()

@@ -27,7 +27,7 @@ from streamrl.algorithms.kl_control import KLController
 from streamrl.algorithms.losses import session_weights
 from streamrl.config.training import AlgorithmConfig
 from streamrl.errors import ProtocolError
-from streamrl.learner.judge_metrics import length_metrics, reward_metrics, token_metrics, value_metrics
+from streamrl.learner.judge_metrics import EnvMetrics, env_metrics, length_metrics, reward_metrics, token_metrics, value_metrics
 from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import StageReport
 
@@ -46,6 +46,7 @@ class Judgement:
     rollout_is_weights: Tensor | None
     session_weight: Tensor
     report: StageReport
+    by_env: dict[str, EnvMetrics]  # empty when the environments are not known
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ def judge(
     columns: Mapping[str, Any] | None = None,
     controller: KLController | None = None,
     lags: Tensor | None = None,
+    envs: list[str] | None = None,
 ) -> Judgement:
     """Tensors [B, R]. Scores 1, NaN, 0, 0.5 of one group give 0.999998, 0, -0.999998, 0; the second row's loss_mask is 0.
 
     ``columns``: what else the estimator reads, by field name. ``controller``: of the KL in the reward (None: none); it is moved by this batch.
-    ``lags`` [B, R]: versions between a token's sampling and this step, for metrics.
+    ``lags`` [B, R]: versions between a token's sampling and this step; ``envs``: the environment of each row; both for metrics.
     """
     columns = dict(columns or {})
     per_token = {"old_log_probs": old_log_probs, "rollout_log_probs": rollout_log_probs} | {name: columns.get(name) for name in _PER_TOKEN}
@@ -100,7 +102,8 @@ def judge(
     metrics |= token_metrics(response_mask, kept, columns.get("entropy")) | value_metrics(columns.get("values"), returns, kept)
     weights = session_weights([key.uid + f"_{key.session_id}" for key in parsed], kept)
     report = StageReport(metrics, _rejections(keys, samples, large_B.tolist()))
-    return Judgement(scores, penalised, final, returns, kept.long(), correction.weights, weights, report)
+    by_env = {} if envs is None else env_metrics(samples, envs)
+    return Judgement(scores, penalised, final, returns, kept.long(), correction.weights, weights, report, by_env)
 
 
 def check_finite(columns: Mapping[str, Tensor | None], mask: Tensor, keys: list[str]) -> None:

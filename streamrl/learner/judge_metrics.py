@@ -5,7 +5,8 @@ Shapes: B rows, R response tokens, S samples, G groups.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,30 @@ def reward_metrics(samples: Samples, rewards_BR: Tensor, advantages_BR: Tensor, 
         "training/single_sample_groups_ratio": float((sizes == 1).mean()),
         "training/rejected_samples": float((~accepted).sum()),
     }
+
+
+class EnvMetrics(NamedTuple):
+    """Of the groups and accepted samples of one environment in a batch. ``zero_variance_ratio`` of the groups with two or more samples; NaN without any."""
+
+    reward_mean: float
+    reward_std: float
+    singleton_ratio: float
+    zero_variance_ratio: float
+
+
+def env_metrics(samples: Samples, envs: list[str]) -> dict[str, EnvMetrics]:
+    """By environment; one whose samples were all rejected is left out. ``envs``: of each row."""
+    env_S = np.array([envs[row] for row in samples.last_row_S])
+    found = {}
+    for env in dict.fromkeys(envs):
+        chosen_S = (env_S == env) & samples.accepted_S
+        scores, groups = samples.score_S[chosen_S], samples.group_S[chosen_S]
+        if not len(scores):
+            continue
+        sizes = np.unique(groups, return_counts=True)[1]
+        flat = zero_variance_share(scores, groups.tolist()) if (sizes > 1).any() else math.nan
+        found[env] = EnvMetrics(float(scores.mean()), float(scores.std()), float((sizes == 1).mean()), flat)
+    return found
 
 
 def value_metrics(values_BR: Tensor | None, returns_BR: Tensor, kept_BR: Tensor) -> dict[str, float]:

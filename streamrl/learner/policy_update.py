@@ -25,6 +25,7 @@ class PolicyLesson:
         self._objective = objective
         self._seed = seed
         self._monitor = UpdateMonitor(actor)
+        self._is_only_pass = False
         self.fields = objective.fields
         self.counts_sessions = counts_sessions(actor)
         self.batching, self.optim = actor, actor.optim
@@ -41,6 +42,7 @@ class PolicyLesson:
 
     def check_parts(self, num_parts: int) -> None:
         """A loss that depends on its batch and prepares nothing must see the mini-batch at once."""
+        self._is_only_pass = num_parts == 1
         ranks = self._engine.comm.ranks
         if self._objective.whole_mini_batch and num_parts * ranks > 1:
             raise ConfigError(
@@ -50,7 +52,8 @@ class PolicyLesson:
             )
 
     def loss(self, batch: MicroBatch, denominators: Denominators) -> tuple[Tensor, dict[str, Tensor]]:
-        scored = self._engine.score(batch, with_entropy=self._objective.with_entropy)
+        score = self._engine.score_or_go_on if self._is_only_pass else self._engine.score
+        scored = score(batch, with_entropy=self._objective.with_entropy)
         loss, metrics = self._objective(batch, scored, denominators, self._engine.comm.ranks)
         self._monitor.add(batch, scored.log_probs)
         return loss, metrics

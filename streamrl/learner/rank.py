@@ -27,7 +27,7 @@ from streamrl.config.rollout import ModelConfig
 from streamrl.config.training import ActorConfig, AlgorithmConfig, LearnerConfig, RefConfig, WeightsConfig
 from streamrl.errors import ConfigError, RunFailed
 from streamrl.learner import lora
-from streamrl.learner.batch_columns import Columns, copy_log_probs, get, read_batch, read_sessions
+from streamrl.learner.batch_columns import Columns, copy_log_probs, get, read_batch, read_envs, read_sessions
 from streamrl.learner.checkpoint import Checkpointer
 from streamrl.learner.comm import Comm, Rendezvous
 from streamrl.learner.critic import Critic, CriticLesson, value_rows
@@ -36,6 +36,7 @@ from streamrl.learner.judge import judge
 from streamrl.learner.judge_metrics import session_metrics, tag_metrics
 from streamrl.learner.loading import open_policy
 from streamrl.learner.memory import memory_metrics
+from streamrl.learner.metering import meter_envs, meter_token_lags
 from streamrl.learner.objective import Objective
 from streamrl.learner.policy_update import PolicyLesson
 from streamrl.learner.publish import VersionWriter, make_probe
@@ -48,6 +49,8 @@ from streamrl.learner.update import Update
 from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.weights import Probe, WeightManifest
+from streamrl.telemetry.metrics import Metrics, NullMetrics
+from streamrl.telemetry.phases import Phases
 from streamrl.telemetry.samples import SampleWriter
 
 
@@ -75,6 +78,7 @@ class LearnerRank:
         data: DataConfig | None = None,  # for a reward model
         loss_scale_factor: float | None = None,  # seq-mean-token-sum-norm: data.max_response_length
         samples: SampleWriter | None = None,  # None: no step leaves a sample
+        metrics: Metrics | None = None,
     ) -> None:
         if temperature <= 0:
             raise ConfigError(f"$.rollout.temperature: training needs the sampled distribution, got {temperature}; set it above 0 (greedy is for validation)")
@@ -87,6 +91,8 @@ class LearnerRank:
         self._critic_config, self._reward, self._data, self._scale = critic, reward, data, loss_scale_factor
         self.rank, self.ranks = rank, ranks
         self._samples = samples
+        self._metrics = metrics or NullMetrics()
+        self._phases = Phases(self._metrics)
         self._rendezvous: Rendezvous | None = None
         self._objective = Objective(actor, algorithm, loss_scale_factor)  # an unknown loss or estimator of user code fails here, before the model is loaded
         advantages.get(algorithm.adv_estimator)
@@ -121,12 +127,12 @@ class LearnerRank:
             self._reference = open_reference(self._engine, self._model, self._ref, self._learner, self._temperature)
         skips = self._learner.max_consecutive_skips
         lesson = PolicyLesson(self._engine, self._actor, self._objective, seed=self._seed)
-        self.updates["actor"] = Update(self._engine, lesson, max_consecutive_skips=skips)
+        self.updates["actor"] = Update(self._engine, lesson, max_consecutive_skips=skips, phases=self._phases)
         if self._critic_config is not None:
             batching = critic_batching(self._critic_config, self._actor)
             self._critic = Critic(open_policy(self._model, self._critic_config.path, "critic.path"), self._critic_config, self._learner, comm)
             taught = CriticLesson(self._critic, self._critic_config, batching, self._scale)
-            self.updates["critic"] = Update(self._critic, taught, max_consecutive_skips=skips)
+            self.updates["critic"] = Update(self._critic, taught, max_consecutive_skips=skips, phases=self._phases)
         if self._reward.reward_model.enable:
             assert self._data is not None
             self._reward_model = RewardModel(self._reward, data=self._data, policy=self._model, learner=self._learner, comm=comm)
@@ -150,6 +156,11 @@ class LearnerRank:
         return self._checkpointer
 
     @property
+    def _has_one_update(self) -> bool:
+        """Whether the whole batch is one optimizer step of the policy."""
+        return self._data is not None and self._actor.ppo_epochs == 1 and self._data.train_batch_size <= self._actor.ppo_mini_batch_size
+
+    @property
     def has_reference(self) -> bool:
         """Whether a KL compares the policy with the reference."""
         return uses_reference(self._algorithm, self._actor)
@@ -158,15 +169,19 @@ class LearnerRank:
         """Writes ``rm_scores`` and ``reward_extra_info`` of rows that came without a reward."""
         if self._reward_model is None:
             raise RunFailed("rows come with a reward where there is no reward model, got some without; set reward.reward_model.enable=true")
-        return self._reward_model.score(self._store, share)
+        with self._phases("logprobs"):
+            return self._reward_model.score(self._store, share)
 
     def log_probs(self, share: KVBatchMeta) -> StageReport:
         """Writes ``old_log_probs`` and ``entropy`` of the share's rows, under the weights as they are now; in bypass mode the engine's log-probs."""
         if self._algorithm.rollout_correction.bypass_mode:
-            copy_log_probs(self._store, share)
+            with self._phases("fetch"):
+                copy_log_probs(self._store, share)
             return StageReport()
         rows = self._rows(share, ["response_mask"])
-        columns, report = score_rows(self.engine, rows, self._actor, with_squares="sum_pi_squared" in needed_columns(self._algorithm.adv_estimator))
+        with self._phases("logprobs"):
+            squares = "sum_pi_squared" in needed_columns(self._algorithm.adv_estimator)
+            columns, report = score_rows(self.engine, rows, self._actor, with_squares=squares, keep=self._has_one_update)
         self._put(share, columns)
         return report
 
@@ -175,7 +190,8 @@ class LearnerRank:
         if self._reference is None:
             raise RunFailed("a reference is loaded when a KL needs one, got a call without a KL; set algorithm.use_kl_in_reward or actor.use_kl_loss")
         rows = self._rows(share, ["response_mask"])
-        scored = score_tokens(self._reference, rows, self._actor, list(range(len(rows))))
+        with self._phases("logprobs"):
+            scored = score_tokens(self._reference, rows, self._actor, list(range(len(rows))))
         self._put(share, {"ref_log_prob": scored["log_probs"]})
         return StageReport()
 
@@ -183,23 +199,31 @@ class LearnerRank:
         """Writes ``values`` of the share's rows, by the critic as it is now."""
         if self._critic is None:
             raise RunFailed("a critic is made when the estimator reads values, got a call without one; set critic.enable=true")
-        self._put(share, value_rows(self._critic, self._rows(share, ["response_mask"]), self.updates["critic"].lesson.batching))
+        rows = self._rows(share, ["response_mask"])
+        with self._phases("logprobs"):
+            values = value_rows(self._critic, rows, self.updates["critic"].lesson.batching)
+        self._put(share, values)
         return StageReport()
 
     def advantages(self, batch: KVBatchMeta) -> StageReport:
         """Rank 0, whole groups: writes the columns that the update reads. Runs on the CPU, no collective."""
-        read = read_batch(self._store, batch, self._algorithm, with_values=self._critic is not None)
-        judged = judge(
-            batch.keys,
-            read.response_mask,
-            read.rm_scores,
-            read.old_log_probs,
-            read.rollout_log_probs,
-            self._algorithm,
-            columns=read.further,
-            controller=self._controller if self._algorithm.use_kl_in_reward else None,
-            lags=read.lags,
-        )
+        with self._phases("fetch"):
+            read = read_batch(self._store, batch, self._algorithm, with_values=self._critic is not None)
+            envs = read_envs(self._store, batch)
+        with self._phases("advantages"):
+            judged = judge(
+                batch.keys,
+                read.response_mask,
+                read.rm_scores,
+                read.old_log_probs,
+                read.rollout_log_probs,
+                self._algorithm,
+                columns=read.further,
+                controller=self._controller if self._algorithm.use_kl_in_reward else None,
+                lags=read.lags,
+                envs=envs,
+            )
+        meter_envs(self._metrics, judged.by_env)
         names = ("token_level_scores", "token_level_rewards", "advantages", "returns", "loss_mask", "rollout_is_weights")
         written: dict[str, Any] = {name: read.unpadded(value) for name in names if (value := getattr(judged, name)) is not None}
         self._put(batch, written | {"session_weight": judged.session_weight.float()})
@@ -227,18 +251,26 @@ class LearnerRank:
     def _run(self, update: Update, work: UpdateWork) -> UpdateReport:
         weighted = ["session_weight"] if update.lesson.counts_sessions else []
         report = update.run(self._rows(work.meta, update.lesson.fields, weighted), work)
+        if update is self.updates["actor"] and report.applied:
+            with self._phases("fetch"):
+                meter_token_lags(self._metrics, self._store, work.meta)
         report.metrics |= memory_metrics(update.model.comm)
         return report
 
     def _of_step(self, global_step: int) -> StepUpdates:
         if self._last is None or self._last.global_step != global_step:
+            self._phases.end_of_step()  # of one that made no version
             self._last = StepUpdates(global_step)
         return self._last
 
     def snapshot(self, version: int) -> WeightManifest | None:
         """Write the current weights as ``version``, in the dtype the engines run in."""
         assert self.engine is not None and self._versions is not None
-        return self._versions.write(version, self.probe())
+        with self._phases("publish"):
+            manifest = self._versions.write(version, self.probe())
+        self._phases.end_of_step()
+        self._metrics.set("streamrl_weight_version", version)
+        return manifest
 
     def probe(self) -> Probe | None:
         """A fixed row and its log-probs under the current weights; None when the configuration has it off."""
@@ -251,11 +283,13 @@ class LearnerRank:
     def stage(self) -> None:
         """Keep what ``save`` shall write, as it is now."""
         self.updates["actor"].progress.kl_coef = self._controller.beta  # rank 0's counts: it alone moves the controller and writes the progress
-        self.checkpointer.stage(self.updates)
+        with self._phases.alone("checkpoint"):
+            self.checkpointer.stage(self.updates)
 
     def save(self, folder: str) -> None:
         """Write what was staged; may run beside any other call."""
-        self.checkpointer.write(Path(folder))
+        with self._phases.alone("checkpoint"):
+            self.checkpointer.write(Path(folder))
 
     def load(self, folder: str) -> None:
         """Weights, optimizer, schedule and KL coefficient. The reference stays the model that the run began with."""
@@ -270,8 +304,10 @@ class LearnerRank:
         return Rows.of(meta.keys, self._get(meta, ["input_ids", *fields, *scalars]), fields)
 
     def _get(self, meta: KVBatchMeta, fields: list[str]) -> TensorDict:
-        return get(self._store, meta, fields)
+        with self._phases("fetch"):
+            return get(self._store, meta, fields)
 
     def _put(self, meta: KVBatchMeta, columns: dict[str, Any]) -> None:
         if len(meta):
-            self._store.kv_batch_put_by_meta(meta, columns)
+            with self._phases("fetch"):
+                self._store.kv_batch_put_by_meta(meta, columns)

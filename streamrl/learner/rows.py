@@ -121,7 +121,8 @@ class Rows:
         prompts = [self.prompts[i] for i in rows] if layout.shared_prompts else None
         inputs = pack_rows(ids, prompt_lengths, selection, prompts) if layout.packed else pad_rows(ids, prompt_lengths, selection)
         weights_B = self.weights[index]
-        return MicroBatch(inputs, padded, selection, weights_B if (weights_B != 1).any() else None)
+        keys = tuple(self.keys[i] for i in rows)
+        return MicroBatch(inputs, padded, selection, weights_B if (weights_B != 1).any() else None, keys)
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class MicroBatch:
     columns: dict[str, Tensor]  # each [B, R]
     selection: tuple[Tensor, Tensor]
     weights_B: Tensor | None = None  # of the rows; None: 1 each
+    keys: tuple[str, ...] = ()  # of the rows; a padding row has none
 
     @property
     def computed_tokens(self) -> int:
@@ -148,7 +150,7 @@ class MicroBatch:
         columns = {name: value.to(device, non_blocking=True) for name, value in self.columns.items()}
         rows_N, tokens_N = self.selection
         weights_B = None if self.weights_B is None else self.weights_B.to(device)
-        return MicroBatch(self.inputs.to(device), columns, (rows_N.to(device), tokens_N.to(device)), weights_B)
+        return MicroBatch(self.inputs.to(device), columns, (rows_N.to(device), tokens_N.to(device)), weights_B, self.keys)
 
 
 def one_row(ids: Sequence[int], mask: Tensor, fields: Sequence[str], layout: Layout) -> MicroBatch:

@@ -15,11 +15,13 @@ from torch import Tensor
 from streamrl.config.batching import MicroBatching
 from streamrl.config.training import ActorConfig
 from streamrl.errors import RunFailed
+from streamrl.learner.balance import Parts
 from streamrl.learner.comm import Comm
 from streamrl.learner.forward import Scored
 from streamrl.learner.passes import Model, plan_passes
 from streamrl.learner.rows import MicroBatch, Rows
 from streamrl.protocol.learn import StageReport
+from streamrl.protocol.waits import progressed
 
 Columns = dict[str, list[Tensor]]  # one float32 tensor per row, in the rows' order
 
@@ -30,9 +32,24 @@ class Scorer(Model, Protocol):
     def score(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False) -> Scored: ...
 
 
-def score_rows(policy: Scorer, rows: Rows, actor: ActorConfig, *, with_squares: bool = False) -> tuple[Columns, StageReport]:
-    """Columns ``old_log_probs``, ``entropy`` and, when asked for, ``sum_pi_squared``; the stage's metrics over all ranks."""
-    columns = score_tokens(policy, rows, actor, list(range(len(rows))), with_entropy=True, with_squares=with_squares)
+class Keeper(Scorer, Protocol):
+    """The policy, whose update may go on from a pass."""
+
+    def score_and_keep(self, batch: MicroBatch, *, with_entropy: bool = False, with_squares: bool = False) -> Scored: ...
+
+
+def score_rows(policy: Keeper, rows: Rows, actor: ActorConfig, *, with_squares: bool = False, keep: bool = False) -> tuple[Columns, StageReport]:
+    """Columns ``old_log_probs``, ``entropy`` and, when asked for, ``sum_pi_squared``; the stage's metrics over all ranks. ``keep``: the step has one
+    update, so a pass that holds all rows of the rank is kept for it."""
+    chosen = list(range(len(rows)))
+    passes = plan_passes(policy, rows, chosen, actor, training=keep)
+    score = policy.score_and_keep if keep and len(passes) == 1 else policy.score
+
+    def forward(batch: MicroBatch) -> dict[str, Tensor]:
+        return score(batch, with_entropy=True, with_squares=with_squares)._asdict()
+
+    names = ["log_probs", "entropy", *(["sum_pi_squared"] if with_squares else [])]
+    columns = token_columns(forward, names, policy, rows, actor, chosen, passes=passes)
     columns["old_log_probs"] = columns.pop("log_probs")
     tokens = int(rows.columns["response_mask"].positive().sum())
     entropy_sum, tokens_sum = policy.comm.sum([sum(float(row.double().sum()) for row in columns["entropy"]), tokens])
@@ -68,13 +85,15 @@ def token_columns(
     chosen: list[int],
     *,
     mask_field: str = "response_mask",
+    passes: Parts | None = None,
 ) -> Columns:
     """Of what ``forward`` gives for the selected tokens of each micro-batch, each [N], those with ``names`` as columns."""
     lengths = rows.columns[mask_field].lengths().tolist()
     columns: Columns = {name: [torch.empty(0)] * len(rows) for name in names}
-    for part in plan_passes(model, rows, chosen, sizes, training=False):
+    for part in passes or plan_passes(model, rows, chosen, sizes, training=False):
         batch = rows.micro_batch(part, mask_field, model.layout).to(model.comm.device)
         values = forward(batch)
+        progressed()
         for name in names if part else []:
             for i, row in zip(part, batch.spread(values[name]).cpu(), strict=True):
                 columns[name][i] = row[: lengths[i]]

@@ -40,18 +40,20 @@ class TokenStatistics(torch.autograd.Function):
         ctx.save_for_backward(logits_NV, labels_N, normaliser_N, entropy_N)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(squares_N)
+        ctx.set_materialize_grads(False)  # None for an entropy that no loss reads, which then costs nothing
         return log_probs_N, entropy_N, squares_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None, None, None]:
         """d log_prob = 1[label] - p and d entropy = -p (log p + entropy), both over the temperature."""
         logits_NV, labels_N, normaliser_N, entropy_N = ctx.saved_tensors
-        of_log_probs_N, of_entropy_N = (gradient / ctx.temperature for gradient in gradients[:2])
+        of_log_probs_N = torch.zeros_like(normaliser_N) if gradients[0] is None else gradients[0] / ctx.temperature
+        of_entropy_N = None if gradients[1] is None else gradients[1] / ctx.temperature
         for rows in _blocks(logits_NV):
             block_CV = logits_NV[rows]
             log_probs_CV = _scaled(block_CV, ctx.temperature) - normaliser_N[rows, None]
-            if len(entropy_N):
+            if of_entropy_N is not None and len(entropy_N):
                 factor_CV = (log_probs_CV + entropy_N[rows, None]).mul_(-of_entropy_N[rows, None]).sub_(of_log_probs_N[rows, None])
                 gradient_CV = log_probs_CV.exp_().mul_(factor_CV)
             else:

@@ -26,6 +26,9 @@ from streamrl.learner.passes import plan_passes
 from streamrl.learner.rows import MicroBatch, Rows
 from streamrl.learner.schedule import learning_rate
 from streamrl.protocol.learn import UpdateReport, UpdateWork
+from streamrl.protocol.waits import progressed
+from streamrl.telemetry.metrics import NullMetrics
+from streamrl.telemetry.phases import Phases
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +103,12 @@ class _Sums:
 class Update:
     """Runs update calls of ``model`` on one rank."""
 
-    def __init__(self, model: TrainableModel, lesson: Lesson, *, max_consecutive_skips: int) -> None:
+    def __init__(self, model: TrainableModel, lesson: Lesson, *, max_consecutive_skips: int, phases: Phases | None = None) -> None:
         self.model = model
         self.lesson = lesson
         self._max_consecutive_skips = max_consecutive_skips
         self.progress = Progress()
+        self._phases = phases or Phases(NullMetrics())
 
     def run(self, rows: Rows, work: UpdateWork) -> UpdateReport:
         """All mini-batches of the call, then one step of the schedule if any of them was applied."""
@@ -129,17 +133,20 @@ class Update:
             self._skip("no row of the mini-batch has a trainable token")
             return
         rows = self.lesson.prepare(rows, chosen, *which)
-        parts = plan_passes(self.model, rows, chosen, self.lesson.batching)
+        with self._phases("pack"):
+            parts = plan_passes(self.model, rows, chosen, self.lesson.batching)
         self.lesson.check_parts(len(parts))
         denominators = Denominators(tokens, sequences)
         shares, peaks = self._accumulate(rows, parts, denominators)
         factor, shares = self.lesson.corrected(shares, denominators)
         sums.computed_tokens += shares.pop("computed_tokens")
-        self.model.scale_gradients(factor)
+        with self._phases("optimizer"):
+            self.model.scale_gradients(factor)
         if factor == 0.0:
             self._skip("the correction rejects every token of the mini-batch")
             return
-        norm = self.model.step(rate)
+        with self._phases("optimizer"):
+            norm = self.model.step(rate)
         if norm is None:
             self._skip("the gradient norm is not finite")
             return
@@ -153,9 +160,12 @@ class Update:
         comm = self.model.comm
         collected: dict[str, list[Tensor]] = {}
         for i, part in enumerate(parts):
-            batch = rows.micro_batch(part, "loss_mask", self.model.layout).to(comm.device)
-            loss, metrics = self.lesson.loss(batch, denominators)
-            self.model.backward(loss, last=i == len(parts) - 1)
+            with self._phases("pack"):
+                batch = rows.micro_batch(part, "loss_mask", self.model.layout).to(comm.device)
+            with self._phases("forward_backward"):
+                loss, metrics = self.lesson.loss(batch, denominators)
+                self.model.backward(loss, last=i == len(parts) - 1)
+            progressed()
             metrics |= {"computed_tokens": torch.tensor(float(batch.computed_tokens))}
             for name, value in metrics.items():
                 collected.setdefault(name, []).append(value.detach().to(comm.device, torch.float64))

@@ -20,10 +20,12 @@ from streamrl.dataplane.sweep import PREFIX
 from streamrl.errors import DataError
 from streamrl.pipeline.checkpoints import Checkpoints
 from streamrl.pipeline.loops import GroupWorker, LeaseGate
+from streamrl.pipeline.spending import Metered
 from streamrl.pipeline.validation import Validator
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.interfaces import Engine, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
+from streamrl.protocol.waits import WaitTable
 from streamrl.replay import BufferSpec, JournalledBuffer, ReplayService
+from streamrl.replay.outcome import min_good_sessions
 from streamrl.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ def build_runner(config: Config, engine: Engine, metrics: Metrics | None = None)
         rollout=config.rollout,
         data=config.data,
         tokenizer=load_tokenizer(config.model),
-        generate=engine.generate,
+        generate=engine.generate if metrics is None else Metered(engine.generate, metrics),
         scorer=build_rewards(config),
         run_seed=run_seed(config),
         greedy_baseline="reward_baselines" in needed_columns(config.algorithm.adv_estimator),
@@ -187,10 +189,14 @@ def build_worker(
         metrics=metrics,
         node=node,
         gate=gate,
+        min_sessions=min_good_sessions(config.rollout.n, config.replay.min_sessions, is_group_estimator(config.algorithm.adv_estimator)),
+        lease_limit_s=config.replay.take_timeout_s,
+        session_limit_s=config.rollout.timeouts.session_s,
+        put_limit_s=config.dataplane.put_timeout_s,
     )
 
 
-def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Path, rank: int) -> LearnerRank:
+def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Path, rank: int, metrics: Metrics | None = None) -> LearnerRank:
     import torch
 
     from streamrl.learner.rank import LearnerRank
@@ -216,6 +222,7 @@ def build_rank(config: Config, store: Store, weights_dir: Path, samples_dir: Pat
         ranks=config.learner.ranks,
         loss_scale_factor=float(config.data.max_response_length),
         samples=SampleWriter(samples_dir, groups=config.telemetry.sample_groups, keep=config.telemetry.sample_steps),
+        metrics=metrics,
     )
 
 

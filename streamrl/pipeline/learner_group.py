@@ -14,6 +14,7 @@ from streamrl.protocol.interfaces import Learner
 from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.rpc import methods_of
+from streamrl.protocol.waits import WaitTable
 from streamrl.protocol.weights import WeightManifest
 
 T = TypeVar("T")
@@ -39,19 +40,27 @@ class AsyncLearner(Protocol):
 class Threaded:
     """An object whose methods run one after another in a thread of their own, so that the event loop keeps answering; ``save`` in a second one.
 
-    Collectives and optimizer steps block for seconds; health questions must not wait for them, nor training for a disk.
+    Collectives and optimizer steps block for seconds; health questions must not wait for them, nor training for a disk. ``waits`` shows which call runs
+    since when, and what it waits for in there.
     """
 
-    def __init__(self, target: Learner) -> None:
+    def __init__(self, target: Learner, waits: WaitTable | None = None) -> None:
+        self._waits = waits or WaitTable("learner")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         for name in methods_of(Learner):
             if inspect.ismethod(method := getattr(target, name)):
-                setattr(self, name, self._in_thread(method, self._writer if name == "save" else None))
+                setattr(self, name, self._in_thread(name, method, self._writer if name == "save" else None))
 
-    def _in_thread(self, method: Callable[..., Any], thread: ThreadPoolExecutor | None = None) -> Callable[..., Awaitable[Any]]:
+    def _in_thread(self, name: str, method: Callable[..., Any], thread: ThreadPoolExecutor | None = None) -> Callable[..., Awaitable[Any]]:
+        def run(*args: Any) -> Any:
+            with self._waits.activity(name):
+                result = method(*args)
+            self._waits.progressed()
+            return result
+
         async def call(*args: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, partial(method, *args))
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, partial(run, *args))
 
         return call
 

@@ -20,18 +20,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from streamrl.config.rollout import ReplayConfig
+from streamrl.config.rollout import DataplaneConfig, ReplayConfig, Timeouts
 from streamrl.errors import SessionFailed, StaleWrite
-from streamrl.pipeline.waits import WaitTable
+from streamrl.pipeline.metering import RolloutMeter
+from streamrl.pipeline.spending import SpentReport
 from streamrl.protocol.fields import NODE_TAG, trajectory_tag
 from streamrl.protocol.groups import GroupLease, SessionPush
 from streamrl.protocol.interfaces import Admission, Clock, LeaseSource, PromptSource, SessionRunner, TrajectoryStore
+from streamrl.protocol.spending import Spending, counted
 from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Trajectory
+from streamrl.protocol.waits import WaitTable, shown
 from streamrl.replay.zero_variance import env_of
 from streamrl.telemetry.metrics import Metrics
 
@@ -40,22 +45,31 @@ log = logging.getLogger(__name__)
 POLL_S = 5.0  # how long one lease or admission call waits before it is asked again: the longest time a silent peer goes unnoticed
 
 
-async def feed_prompts(prompts: PromptSource, replay: Admission, *, chunk: int, waits: WaitTable, metrics: Metrics) -> None:
+async def feed_prompts(
+    prompts: PromptSource, replay: Admission, *, chunk: int, waits: WaitTable, metrics: Metrics, limit_s: float = ReplayConfig().take_timeout_s
+) -> None:
     """Consumes dataset rows; produces admitted groups; waits for an admission slot; unblocked by a publication or a dropped group.
 
     At most ``chunk`` prompts are in hand at once, and each is admitted before the next is drawn: a prompt that was handed out is
-    either known to the replay buffer or will be handed out again after a restart.
+    either known to the replay buffer or will be handed out again after a restart. ``limit_s``: after it the trainer's wait ends the run.
     """
+    admission, began, waited_for = waits.polling("an admission slot", "replay", limit_s), time.monotonic(), None
     while True:
-        with waits.waiting("an admission slot", "replay", POLL_S), metrics.state("wait_admission"):
+        with admission.turn(), metrics.state("wait_admission"):
             reply = await replay.admission(chunk, POLL_S)
+        waited_for = waited_for or reply.reason
         if reply.closed:
             return
         if not reply.slots:
             continue
-        batch = await prompts.next_prompts(reply.slots)
+        admission.served()
+        if waited_for is not None:
+            metrics.observe("streamrl_admission_wait_seconds", time.monotonic() - began, reason=waited_for)
+        with waits.waiting("the next prompts", "data", limit_s):
+            batch = await prompts.next_prompts(reply.slots)
         if batch:
             await replay.admit(batch)
+        began, waited_for = time.monotonic(), None
         if len(batch) < reply.slots:
             log.info("the data has ended: no further prompt will be admitted")
             await replay.end_of_prompts()
@@ -67,14 +81,21 @@ class LeaseGate:
 
     def __init__(self) -> None:
         self._closers = 0
+        self._closed_at = 0.0
         self._opening = Topic()
 
     @property
     def is_closed(self) -> bool:
         return self._closers > 0
 
+    @property
+    def closed_s(self) -> float | None:
+        """For how long it has been closed; None while it is open."""
+        return time.monotonic() - self._closed_at if self.is_closed else None
+
     @contextmanager
     def closed(self) -> Iterator[None]:
+        self._closed_at = self._closed_at if self.is_closed else time.monotonic()
         self._closers += 1
         try:
             yield
@@ -105,6 +126,11 @@ class GroupWorker:
         metrics: Metrics,
         node: str | None = None,
         gate: LeaseGate | None = None,
+        min_sessions: int = 1,
+        spent: SpentReport | None = None,
+        lease_limit_s: float = ReplayConfig().take_timeout_s,
+        session_limit_s: float = Timeouts().session_s,
+        put_limit_s: float = DataplaneConfig().put_timeout_s,
     ) -> None:
         self.name = name
         self.replay = replay
@@ -117,8 +143,16 @@ class GroupWorker:
         self.metrics = metrics
         self.node = node  # where its rows are, if a run has several nodes
         self.gate = gate or LeaseGate()
+        self.min_sessions = min_sessions  # good ones that make a group worth training
+        self.spent = spent or SpentReport(replay, name)
+        self.meter = RolloutMeter(metrics)
+        self.put_limit_s = put_limit_s
+        self.leases = waits.polling("a group to generate", "replay", lease_limit_s)  # after it the trainer's wait ends the run
+        self.free_slot = waits.polling("a free session slot", "its sessions", session_limit_s)  # the longest that a session may hold one
         self.groups: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.sessions = 0
+        metrics.set("streamrl_rollout_session_capacity", slots)
+        metrics.set("streamrl_rollout_sessions_in_flight", 0)
 
     def free_groups(self, n: int) -> int:
         """How many groups of n sessions fit; a group larger than all slots runs alone."""
@@ -136,15 +170,18 @@ async def generate_groups(worker: GroupWorker, *, n: int) -> None:
             if not free:
                 await _first_to_end(worker)
                 continue
-            with worker.waits.waiting("a group to generate", "replay", POLL_S):
+            with worker.leases.turn(), worker.metrics.state("wait_admission"):
                 reply = await worker.replay.lease(worker.name, free, POLL_S)
             if worker.gate.is_closed and reply.leases:  # closed while this was on its way
                 await worker.replay.give_back(worker.name, [(lease.uid, lease.attempt) for lease in reply.leases])
                 continue
+            if reply.leases:
+                worker.leases.served()
             for lease in reply.leases:
                 _start(worker, lease)
             _raise_failures(worker)
             if reply.closed:
+                await worker.spent.hand_over()
                 return
     finally:
         await cancel_all(worker.groups.values())
@@ -155,32 +192,56 @@ async def keep_leases(worker: GroupWorker, config: ReplayConfig, clock: Clock) -
     goes into rows nobody will accept. An engine that broke ends the loop, and thereby the actor, also while no session runs on it."""
     while True:
         worker.check_engine()
-        reply = await worker.replay.heartbeat(worker.name)
+        with worker.waits.row("the answer to a heartbeat", "replay", time.time(), config.lease_s):  # after it the leases are lost
+            reply = await worker.replay.heartbeat(worker.name)
         for lease in reply.cancel:
             task = worker.groups.get((lease[0], lease[1]))
             if task is not None:
                 log.info("group %s (attempt %d) was taken away; stopping it", *lease)
                 task.cancel()
+        await worker.spent.hand_over()
         await clock.sleep(config.heartbeat_s)
 
 
 async def generate_group(worker: GroupWorker, lease: GroupLease) -> None:
     """All n sessions of one group, side by side. A refused push (the group has ended, or another attempt runs) stops the rest."""
+    outcome, tasks = "cancelled", []
     try:
         async with asyncio.TaskGroup() as sessions:
             for session_id in range(lease.n):
-                sessions.create_task(generate_session(worker, lease, session_id))
+                tasks.append(sessions.create_task(generate_session(worker, lease, session_id)))
+        good = sum(task.result() for task in tasks)
+        outcome = "complete" if good == lease.n else "partial" if good >= worker.min_sessions else "failed"
     except* StaleWrite as refused:
         log.info("group %s (attempt %d) is no longer ours: %s", lease.uid, lease.attempt, refused.exceptions[0])
+    finally:
+        worker.meter.group(env_of(lease.row), outcome)
 
 
-async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: int) -> None:
-    """One session to its end: run with retries, rows into the store in one put, then one push of keys and tags."""
+async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: int) -> bool:
+    """One session to its end: run with retries, rows into the store in one put, then one push of keys and tags. Whether it is a good one."""
+    taken_away = partial(worker.spent.taken_away, lease.uid)
+    with worker.waits.activity(f"{lease.uid}/{session_id}", rare=False), counted(late=taken_away) as tokens:
+        try:
+            return await _run_session(worker, lease, session_id, tokens)
+        except (StaleWrite, asyncio.CancelledError):
+            worker.meter.lost(env_of(lease.row), "cancelled")
+            raise
+        finally:
+            taken_away(tokens.take())
+            worker.spent.evaluated(tokens.evaluation)
+
+
+async def _run_session(worker: GroupWorker, lease: GroupLease, session_id: int, tokens: Spending) -> bool:
     rows: list[Trajectory] = []
     failure: SessionFailed | None = None
+    seconds = 0.0
     for retry in range(worker.session_retries + 1):
+        began = time.monotonic()
         try:
-            rows, failure = await worker.runner.run(lease, session_id, retry), None
+            with shown("its end", "its session"):
+                rows, failure = await worker.runner.run(lease, session_id, retry), None
+            seconds = time.monotonic() - began
             break
         except SessionFailed as error:
             failure = error
@@ -189,28 +250,39 @@ async def generate_session(worker: GroupWorker, lease: GroupLease, session_id: i
                 worker.check_engine()  # a broken engine ends this actor, not one session after another
             if not error.retryable:
                 break
-    if failure is not None:
-        worker.metrics.inc("streamrl_rollout_trajectories_total", env=env_of(lease.row), outcome="failed")
-        await worker.replay.push(
-            SessionPush(lease.uid, lease.attempt, session_id, reason=failure.reason, retryable=failure.retryable),
-        )
-        return
-    await _deliver(worker, lease, session_id, rows)
+    if failure is None:
+        await _deliver(worker, lease, session_id, rows, tokens)
+        worker.meter.session(env_of(lease.row), rows, seconds)
+        return True
+    reason, lost = failure.reason, tokens.take()
+    await _push(worker, SessionPush(lease.uid, lease.attempt, session_id, reason=reason, retryable=failure.retryable, lost_tokens=lost), tokens)
+    worker.meter.lost(env_of(lease.row), "failed")
+    return False
 
 
-async def _deliver(worker: GroupWorker, lease: GroupLease, session_id: int, rows: list[Trajectory]) -> None:
+async def _deliver(worker: GroupWorker, lease: GroupLease, session_id: int, rows: list[Trajectory], tokens: Spending) -> None:
     """Acknowledged means: bytes in the segment, columns in the index, then the push. The order is why no key without data is pushed.
     The rows of a refused push are the replay buffer's to clear: it knows whether another attempt has written the same keys since."""
     tags = [trajectory_tag(row, lease.attempt, lease.seq_no, lease.global_steps) for row in rows]
     if worker.node is not None:
         tags = [tag | {NODE_TAG: worker.node} for tag in tags]
     keys = [str(row.key) for row in rows]
-    await worker.store.put_trajectories(rows, tags)
-    await worker.replay.push(SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1])))
-    for row in rows:
-        worker.metrics.inc("streamrl_rollout_trajectories_total", env=env_of(lease.row), outcome="truncated" if row.stop_reason == "length" else "completed")
-        worker.metrics.inc("streamrl_rollout_tokens_total", len(row.prompt_ids), kind="prompt")
-        worker.metrics.inc("streamrl_rollout_tokens_total", sum(row.response_mask), kind="completion")
+    with shown("room for its rows", "store", worker.put_limit_s):
+        await worker.store.put_trajectories(rows, tags)
+    written = sum(sum(row.response_mask) for row in rows)
+    lost = max(0, tokens.take() - written)
+    push = SessionPush(lease.uid, lease.attempt, session_id, keys, tags, scores=_scores(rows[-1]), written_tokens=written, lost_tokens=lost)
+    with shown("its push", "replay"):
+        await _push(worker, push, tokens)
+
+
+async def _push(worker: GroupWorker, push: SessionPush, tokens: Spending) -> None:
+    """The tokens of a refused push are as unaccounted for as before it."""
+    try:
+        await worker.replay.push(push)
+    except (StaleWrite, asyncio.CancelledError):
+        tokens.add((push.written_tokens or 0) + push.lost_tokens)
+        raise
 
 
 def _scores(last: Trajectory) -> dict[str, float]:
@@ -238,8 +310,10 @@ async def _first_to_end(worker: GroupWorker) -> None:
     """Until a group has ended or the gate is open again."""
     opened = [asyncio.create_task(worker.gate.opened(POLL_S))] if worker.gate.is_closed else []
     try:
-        with worker.waits.waiting("a free session slot", f"{worker.name} engine", POLL_S), worker.metrics.state("generate"):
-            await asyncio.wait([*worker.groups.values(), *opened], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        with worker.free_slot.turn():
+            done, _ = await asyncio.wait([*worker.groups.values(), *opened], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        if done - set(opened) or (opened and not worker.gate.is_closed):
+            worker.free_slot.served()
     finally:
         await cancel_all(opened)
     _raise_failures(worker)

@@ -152,6 +152,11 @@ class Totals(msgspec.Struct):
         """Mean over trained groups, in versions, by the ledger."""
         return self.stats.lag_sum / max(self.stats.trained, 1)
 
+    def token_fates(self) -> dict[str, int]:
+        """Where the tokens went that the policy wrote, by the ledger: they sum up to all of them."""
+        fates = {fate: self.stats.token_fates.get(fate, 0) for fate in ("trained", "stale", "filtered", "failed", "evaluation")}
+        return fates | {"in_flight": self.stats.tokens_in_flight}
+
     def reward_ends(self) -> tuple[float | None, float | None]:
         """Mean reward of the first and of the last steps (``REWARD_WINDOW`` each, at most half of the run)."""
         if not self.rewards:

@@ -111,7 +111,7 @@ class Stages:
         report.metrics |= length_metrics(batch, shares)
         for stage in self._stages:
             if stage.run is not None:
-                done = await self._call(stage.run(self.learner, batch, shares), stage.name, "forward_backward")
+                done = await self._call(stage.run(self.learner, batch, shares), stage.name, "wait_learner")
                 report = StageReport(report.metrics | done.metrics, report.rejected + done.rejected)
         return report
 
@@ -123,7 +123,7 @@ class Stages:
         if not self._config.reward.reward_model.enable:
             keys = [key for share in shares for key in share.keys]
             raise ProtocolError(f"a row has a reward when it is trained, got none for {len(keys)} rows such as {keys[:3]}; set reward.reward_model.enable=true")
-        return await self._call(self.learner.rm_scores(shares), "reward model scores", "forward_backward")
+        return await self._call(self.learner.rm_scores(shares), "reward model scores", "wait_learner")
 
     async def learn(self, batch: KVBatchMeta, global_step: int, done: StepUpdates | None = None) -> StepUpdates:
         """Each update of the step that is not ``done``."""
@@ -131,10 +131,10 @@ class Stages:
         config, learner = self._config, self.learner
         if uses_critic(config) and updates.critic is None:
             works = self._plan(batch, critic_batching(config.critic, config.actor), global_step)
-            updates.critic = await self._call(learner.update_critic(works), "the critic's update", "forward_backward")
+            updates.critic = await self._call(learner.update_critic(works), "the critic's update", "wait_learner")
         if global_step > config.trainer.critic_warmup and updates.actor is None:
             works = self._plan(batch, config.actor, global_step)
-            updates.actor = await self._call(learner.update(works), "the policy's update", "forward_backward")
+            updates.actor = await self._call(learner.update(works), "the policy's update", "wait_learner")
         return updates
 
     def _plan(self, batch: KVBatchMeta, batching: Batching, global_step: int) -> list[UpdateWork]:

@@ -48,7 +48,7 @@ async def go_on(trainer: Trainer, standing: Standing) -> None:
         await trainer.replay.published(standing.manifest.version)
         state.published = standing.manifest.version
     if standing.open is not None:
-        last = await trainer.call(trainer.learner.last_updates(), "the learner's last updates", "forward_backward")
+        last = await trainer.call(trainer.learner.last_updates(), "the learner's last updates", "wait_learner")
         if last is not None and last.global_step == state.step:
             await trainer.complete(standing.open, last, time.monotonic())
         else:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from streamrl.config import Config
-from streamrl.errors import Closed
+from streamrl.errors import Closed, ProtocolError
 from streamrl.pipeline import succession, upkeep
 from streamrl.pipeline.aside import Aside
 from streamrl.pipeline.checkpoints import Checkpoints, TrainerState
@@ -31,12 +31,12 @@ from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.stages import Stages
 from streamrl.pipeline.standing import OpenStep, Standing
 from streamrl.pipeline.validation import Validator
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import TakenBatch
 from streamrl.protocol.interfaces import BatchSource, LearnerGroup
 from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import StepUpdates, UpdateReport
 from streamrl.protocol.meta import KVBatchMeta
+from streamrl.protocol.waits import WaitTable
 from streamrl.protocol.weights import WeightManifest
 from streamrl.replay import staleness
 from streamrl.telemetry.metrics import Metrics
@@ -84,6 +84,7 @@ class Trainer:
         self._publication: asyncio.Task[None] | None = None
         self.stopping = asyncio.Event()
         self._wait_data_s = 0.0
+        metrics.set("streamrl_staleness_bound_versions", config.replay.max_staleness)
 
     def stop(self) -> None:
         """End in order: finish the step under way, publish, save, close. Idempotent."""
@@ -142,6 +143,8 @@ class Trainer:
             return False
         if batch is None:
             return False
+        for lag in batch.lags:
+            self.metrics.observe("streamrl_staleness_versions", lag, stage="admit")
         await self.step(batch)
         return True
 
@@ -201,7 +204,17 @@ class Trainer:
         if stale:
             log.warning("%d of %d groups passed the staleness bound while they waited; they are dropped", len(stale), len(batch.uids))
             meta = meta.select_keys([key for key in meta.keys if TrajectoryKey.parse(key).uid not in stale])
-        return meta, group_lags(meta, self.state.published)
+        lags = group_lags(meta, self.state.published)
+        self._assert_bound(lags)
+        return meta, lags
+
+    def _assert_bound(self, lags: list[int]) -> None:
+        """Whoever let such a group through: it is counted, and never trained."""
+        bound = self.config.replay.max_staleness
+        over = [lag for lag in lags if lag > bound]
+        if over:
+            self.metrics.inc("streamrl_staleness_violations_total", len(over))
+            raise ProtocolError(f"no group above max_staleness={bound} is trained, got lags {over} after the last check; this is a bug of the replay buffer")
 
     async def _settle(self, step: OpenStep, updates: StepUpdates) -> WeightManifest | None:
         """End the lease; a new version exists only when the policy moved. Too many skips in a row are the learner's to refuse."""
@@ -228,7 +241,7 @@ class Trainer:
         await self.replay.published(manifest.version)
         self.metrics.set("streamrl_weight_version", manifest.version)
         self.metrics.observe("streamrl_weight_sync_seconds", time.monotonic() - started, stage="publish")
-        self.metrics.inc("streamrl_weight_sync_bytes_total", manifest.total_bytes * len(reports), transport="shm")
+        self.metrics.set("streamrl_weight_last_sync_timestamp_seconds", time.time())
         log.info("version %d is served by %d replicas after %.2f s", manifest.version, len(reports), time.monotonic() - started)
 
     def _beside(self) -> list[asyncio.Task[None]]:
@@ -257,7 +270,7 @@ class Trainer:
         self.record(record)
 
     async def call(self, call: Awaitable[T], what: str, state: str) -> T:
-        """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name."""
+        """A learner stage under its deadline: a rank that hangs in a collective ends the run with the stage's name. ``state``: what the trainer's time is."""
         with self.metrics.state(state):
             return await self.waits.limit(call, what, "learner", self.config.learner.step_timeout_s)
 

@@ -41,17 +41,19 @@ async def after_step(trainer: Trainer) -> None:
 
 async def validate(trainer: Trainer, *, every_replica: bool = False) -> None:
     """Measure the newest version that replicas serve. A stop request ends it unmeasured."""
-    step = trainer.state.step
+    step, began = trainer.state.step, time.monotonic()
     measuring = asyncio.ensure_future(trainer.validator.validate(trainer.publisher, every_replica=every_replica))
     stopped = asyncio.ensure_future(trainer.stopping.wait())
     try:
-        await asyncio.wait({measuring, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        with trainer.metrics.state("evaluate"):
+            await asyncio.wait({measuring, stopped}, return_when=asyncio.FIRST_COMPLETED)
         found = measuring.result() if measuring.done() else None
     finally:
         await cancel_all([measuring, stopped])
     if found is not None:
         trainer.totals.validated(found.accuracy)
         trainer.metrics.set("streamrl_eval_accuracy_ratio", found.accuracy)
+        trainer.metrics.observe("streamrl_eval_seconds", time.monotonic() - began)
         trainer.record(StepRecord(step=step, version=found.version, val_accuracy=found.accuracy, metrics=found.metrics))
 
 

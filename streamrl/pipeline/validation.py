@@ -14,9 +14,9 @@ import msgspec
 
 from streamrl.errors import ActorDied, EngineError, ProtocolError, RunFailed
 from streamrl.pipeline.val_metrics import validation_metrics
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.interfaces import PromptSource
 from streamrl.protocol.validation import ValQuestion, ValResult
+from streamrl.protocol.waits import WaitTable
 from streamrl.weights.publisher import Held, WeightPublisher
 
 RETRY_S = 1.0  # until the supervisor has noticed the death and detached the replica

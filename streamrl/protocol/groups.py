@@ -29,6 +29,14 @@ DropReason = Literal[
     "cancelled",
 ]
 DROP_REASONS: tuple[str, ...] = get_args(DropReason)  # in order of precedence
+BUFFER_EVENTS: tuple[str, ...] = ("inserted", "leased", "consumed", "released", "expired")
+WASTES: dict[str, str] = {  # token fates of what is not trained, by reason; every other reason is a failure
+    "stale": "stale",
+    "doomed": "stale",
+    "zero_variance": "filtered",
+    "group_too_small": "filtered",
+    "evaluation": "evaluation",
+}
 AdmissionReason = Literal["staleness_bound", "buffer_full", "inflight_limit", "weight_sync", "breaker"]
 
 
@@ -51,7 +59,7 @@ class LeaseReply(msgspec.Struct, frozen=True):
 
 
 class AdmissionReply(msgspec.Struct, frozen=True):
-    """``slots`` groups may be admitted now (0: the wait ran out, ``reason`` says what blocks); ``closed``: never again."""
+    """``slots`` groups may be admitted now (0: the wait ran out); ``reason``: what the call waited for, None when for nothing; ``closed``: never again."""
 
     slots: int
     reason: AdmissionReason | None = None
@@ -69,6 +77,16 @@ class SessionPush(msgspec.Struct, frozen=True):
     reason: str | None = None  # a drop reason; None = the session is good
     retryable: bool = True
     scores: dict[str, float] = {}  # seq_final_reward and numeric reward_extra_info of the last row, for filters and metrics
+    written_tokens: int | None = None  # tokens of the rows that the policy wrote; None: all response tokens
+    lost_tokens: int = 0  # that it wrote for the session and no row holds: of failed tries, of a failed session
+
+
+class SpentTokens(msgspec.Struct, frozen=True):
+    """Tokens that the policy wrote and that no push will tell of. ``uid`` None: of an evaluation; else of a group that was taken away from its worker,
+    whose fate they share."""
+
+    tokens: int
+    uid: str | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -119,6 +137,13 @@ class ReplayStats(msgspec.Struct, kw_only=True):
     tokens_rolled_back: int = 0
     spent_unpublished: int = 0  # slots of groups that were dropped from a batch, until the version trained from the rest of it is published
     zero_variance: dict[str, float] = {}  # by data source: share of groups without a signal among those judged last
+    admission_blocked: str | None = None  # the AdmissionReason that keeps the next group out; None: a slot is free, or none will ever be again
+    events: dict[str, int] = {}  # of BUFFER_EVENTS, but for "inserted", "consumed" and "expired", which other totals are
+    staleness_violations: int = 0
+    generated_tokens: int = 0  # that the policy wrote, observations left out; evaluations and failed sessions counted
+    token_fates: dict[str, int] = {}  # where they ended: trained, stale, filtered, failed, evaluation
+    tokens_in_flight: int = 0  # generated = all fates + in flight
+    generated_tokens_rolled_back: int = 0  # taken out of ``trained`` again
 
 
 class SavedGroup(msgspec.Struct, frozen=True):

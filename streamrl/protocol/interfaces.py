@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from streamrl.protocol.generate import GenerateRequest, GenerateResult
-from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
+from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, SpentTokens, TakenBatch
 from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt, Trajectory
@@ -54,6 +54,10 @@ class Engine(Protocol):
 
     def check(self) -> None:
         """EngineError when the engine can generate no more; its actor is then replaced."""
+        ...
+
+    def tokens_under_way(self) -> int | None:
+        """Tokens that the running requests have so far, as a sign of life; None: none runs, or the engine cannot tell."""
         ...
 
     def child_pids(self) -> list[int]: ...
@@ -104,6 +108,9 @@ class LeaseSource(Protocol):
 
     async def heartbeat(self, worker: str) -> Heartbeat: ...
     async def give_back(self, worker: str, leases: list[tuple[str, int]]) -> None: ...
+    async def spent(self, worker: str, spent: list[SpentTokens]) -> int:
+        """Tokens that the policy wrote and that no push tells of: of evaluations, and of groups that were taken away. Their number."""
+        ...
 
 
 class BatchSource(Protocol):

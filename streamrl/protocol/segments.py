@@ -82,3 +82,4 @@ class StoreUse(msgspec.Struct):
     segments: int = 0
     rejected_writes: int = 0
     partitions: dict[str, PartitionUse] = {}
+    rejected: dict[str, int] = {}  # refused puts since this process began: stale_write, dtype, malformed

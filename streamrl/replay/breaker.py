@@ -45,6 +45,11 @@ class Breaker:
         self._open_until = 0.0
         self._trial: str | None = None
 
+    @property
+    def trials(self) -> str:
+        """Failed ones of those allowed."""
+        return f"{self._failed_trials} of {self._max_trials}"
+
     def record(self, uid: str, reason: str | None, now: float) -> None:
         """An attempt of ``uid`` settled; ``reason`` None means well."""
         if self.state == "closed":

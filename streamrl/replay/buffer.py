@@ -26,6 +26,7 @@ from streamrl.protocol.groups import (
     ReplaySnapshot,
     ReplayStats,
     SessionPush,
+    SpentTokens,
     TakenBatch,
 )
 from streamrl.protocol.keys import check_uid
@@ -171,7 +172,14 @@ class ReplayBuffer:
             self.life.workers.acknowledge(worker, (uid, attempt))
             group = self.table.groups.get(uid)
             if group is not None and group.state == "running" and group.attempt == attempt and group.worker == worker:
+                self.ledger.events["released"] += 1
                 self.life.reissue(group)
+
+    def spent(self, worker: str, spent: list[SpentTokens]) -> int:
+        """Tokens that ``worker`` had written and no push tells of. Their number."""
+        for tokens in spent:
+            self.ledger.written.spend(tokens.tokens, "evaluation" if tokens.uid is None else self.table.end_of(tokens.uid))
+        return sum(tokens.tokens for tokens in spent)
 
     def release_worker(self, worker: str) -> int:
         """The worker died. Number of groups that it held."""
@@ -199,6 +207,7 @@ class ReplayBuffer:
             group.measure(self.published_version)
         self._assert_bound(groups)
         lease = self.learners.grant(groups)
+        self.ledger.events["leased"] += num_groups
         self.horizon.claimed += num_groups
         return lease.batch(self.published_version)
 
@@ -373,6 +382,7 @@ class ReplayBuffer:
             self.life.drop(group, "stale" if group.state == "ready" else "doomed")
 
     def _give_up(self, lease: LearnerLease) -> None:
+        self.ledger.events["released"] += len(lease.groups)
         for group in lease.groups.values():
             self.table.move(group, "ready")
         self.horizon.claimed -= lease.size
@@ -384,6 +394,7 @@ class ReplayBuffer:
     def _assert_bound(self, groups: list[Group]) -> None:
         over = {group.uid: group.lag for group in groups if group.lag > self.config.max_staleness}
         if over:
+            self.ledger.staleness_violations += len(over)
             raise ProtocolError(f"no group above max_staleness={self.config.max_staleness} is taken, got lags {over}; this is a bug of the replay buffer")
 
     def _no_more_leases(self) -> bool:

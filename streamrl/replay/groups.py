@@ -69,11 +69,20 @@ class Group:
         """Response tokens of each row, in the same order."""
         return [tag["response_len"] for tag in self.tags()]
 
+    def written(self) -> int:
+        """Tokens of these rows that the policy wrote."""
+        return sum(written_tokens(session) for session in self.sessions.values())
+
     def new_attempt(self) -> None:
         """Forget what the attempt produced; the sequence number stays."""
         self.attempt += 1
         self.outcome, self.worker, self.oldest_version, self.late_since = None, None, None, None
         self.sessions = {}
+
+
+def written_tokens(session: SessionPush) -> int:
+    """Tokens in the session's rows that the policy wrote."""
+    return sum(tag["response_len"] for tag in session.tags) if session.written_tokens is None else session.written_tokens
 
 
 class SeqQueue:
@@ -167,6 +176,10 @@ class GroupTable:
             self.running_versions.discard(group.assumed_version, group.uid)
             group.assumed_version = version
             self.running_versions.add(version, group.uid)
+
+    def end_of(self, uid: str) -> str:
+        """The drop reason of a group that ended untrained; "superseded" for an attempt of any other."""
+        return self.ended.get(uid, "").partition("(")[2].rstrip(")") or "superseded"
 
     def in_state(self, state: GroupState) -> list[Group]:
         """Groups of a state in sequence order: for rare events and messages, not for every call."""

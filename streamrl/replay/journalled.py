@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from streamrl.errors import RunFailed, StreamrlError
-from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
+from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, SpentTokens, TakenBatch
 from streamrl.protocol.request import current_request
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.buffer import ReplayBuffer
@@ -92,6 +92,9 @@ class JournalledBuffer:
 
     def give_back(self, worker: str, leases: Iterable[tuple[str, int]]) -> None:
         self._call("give_back", worker, list(leases))
+
+    def spent(self, worker: str, spent: list[SpentTokens]) -> int:
+        return self._call("spent", worker, spent)
 
     def release_worker(self, worker: str) -> int:
         return self._call("release_worker", worker)

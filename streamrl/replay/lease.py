@@ -54,6 +54,14 @@ class WorkerLeases:
     def __len__(self) -> int:
         return sum(bool(worker.held) for worker in self._workers.values())
 
+    @property
+    def lease_s(self) -> float:
+        return self._lease_s
+
+    def heard(self, now: float) -> dict[str, float]:
+        """Workers that are known, with the seconds since they were last heard."""
+        return {name: max(0.0, now - (worker.deadline - self._lease_s)) for name, worker in self._workers.items()}
+
     def renew(self, name: str, now: float) -> None:
         """The worker is alive."""
         worker = self._workers.setdefault(name, _Worker(0.0))

@@ -4,7 +4,8 @@
     generated rows, tokens  = trained + dropped(by reason) + in flight
 
 Two reasons exist for rows only: "superseded" (of an attempt that was given up) and "rolled_back" (of a trained group whose update was lost with
-its rows). Trained is what the surviving weights hold: a rollback takes groups out of it. Tokens are response tokens, from the tag ``response_len``.
+its rows). Trained is what the surviving weights hold: a rollback takes groups out of it. Tokens are response tokens, from the tag ``response_len``;
+those that the policy wrote have books of their own, ``tokens.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections import Counter
 
 from streamrl.protocol.groups import ReplayStats, SessionPush
 from streamrl.replay.fates import Fate, OnFate, fate_of
-from streamrl.replay.groups import Group
+from streamrl.replay.groups import Group, written_tokens
 from streamrl.replay.provisional import TrainedGroup
+from streamrl.replay.tokens import TokenFates
 
 SUPERSEDED = "superseded"
 ROLLED_BACK = "rolled_back"
@@ -37,6 +39,9 @@ class Ledger:
         self.tokens_generated = 0
         self.tokens_trained = 0
         self.tokens_dropped: Counter[str] = Counter()
+        self.written = TokenFates()
+        self.events: Counter[str] = Counter()  # "leased" by a step, "released" by a step or a worker
+        self.staleness_violations = 0
         self.expired_leases = 0
         self.rejected_writes = 0
         self.partial_trained = 0
@@ -46,20 +51,26 @@ class Ledger:
     def generate(self, session: SessionPush) -> None:
         self.rows_generated += len(session.keys)
         self.tokens_generated += sum(tag["response_len"] for tag in session.tags)
+        self.written.arrive(written_tokens(session))
+        if session.lost_tokens:
+            self.written.spend(session.lost_tokens, "lost")
 
     def train(self, group: Group) -> None:
         fate = self._record(fate_of(group, "trained"))
         self._move_trained(1, fate.rows, fate.tokens, group)
+        self.written.train(group.written())
         self.lag_max = max(self.lag_max, group.lag)
 
     def drop(self, group: Group, reason: str) -> None:
         self.dropped[reason] += 1
+        self.written.waste(group.written(), reason)
         self._drop_rows(fate_of(group, "dropped", reason), reason)
 
     def supersede(self, group: Group) -> None:
         """The attempt is given up; the group lives on."""
         fate = fate_of(group, "superseded")
         if fate.rows:
+            self.written.waste(group.written(), SUPERSEDED)
             self._drop_rows(fate, SUPERSEDED)
 
     def roll_back(self, trained: TrainedGroup, kept: bool) -> None:
@@ -67,6 +78,7 @@ class Ledger:
         group = trained.group
         fate = Fate(group.uid, group.seq_no, group.attempt, "rolled_back", rows=trained.rows, tokens=trained.tokens, kept=kept)
         self.rolled_back += 1
+        self.written.roll_back(trained.written, kept)
         self.rows_rolled_back += fate.rows
         self.tokens_rolled_back += fate.tokens
         self._move_trained(-1, -fate.rows, -fate.tokens, group)
@@ -102,6 +114,8 @@ class Ledger:
         stats.trajectories_rolled_back, stats.tokens_rolled_back = self.rows_rolled_back, self.tokens_rolled_back
         stats.expired_leases, stats.rejected_writes = self.expired_leases, self.rejected_writes
         stats.partial_trained, stats.lag_sum, stats.lag_max = self.partial_trained, self.lag_sum, self.lag_max
+        stats.events, stats.staleness_violations = dict(self.events), self.staleness_violations
+        self.written.fill(stats)
         return stats
 
     def load(self, stats: ReplayStats) -> None:
@@ -113,6 +127,8 @@ class Ledger:
         self.rows_rolled_back, self.tokens_rolled_back = stats.trajectories_rolled_back, stats.tokens_rolled_back
         self.expired_leases, self.rejected_writes = stats.expired_leases, stats.rejected_writes
         self.partial_trained, self.lag_sum, self.lag_max = stats.partial_trained, stats.lag_sum, stats.lag_max
+        self.events, self.staleness_violations = Counter(stats.events), stats.staleness_violations
+        self.written.load(stats)
 
     def supersede_lost(self) -> None:
         """Rows that were in flight when the totals were saved are gone with their store."""
@@ -120,3 +136,4 @@ class Ledger:
         if lost_rows:
             self.rows_dropped[SUPERSEDED] += lost_rows
             self.tokens_dropped[SUPERSEDED] += self.tokens_generated - self.tokens_trained - self.tokens_dropped.total()
+        self.written.lose()

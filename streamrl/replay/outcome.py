@@ -22,6 +22,15 @@ def most_frequent(reasons: Iterable[str]) -> str:
     return min(counts, key=lambda reason: (-counts[reason], _PRECEDENCE[reason]))
 
 
+def min_good_sessions(n: int, configured: int | None, group_estimator: bool) -> int:
+    """As configured; by default two where samples of a group are compared, else one.
+
+    >>> min_good_sessions(8, None, group_estimator=True)
+    2
+    """
+    return configured if configured is not None else (min(2, n) if group_estimator else 1)
+
+
 class OutcomeRule:
     """``min_sessions`` good sessions make a group worth training: default min(2, n) where groups are compared, else 1."""
 
@@ -29,7 +38,7 @@ class OutcomeRule:
         if min_sessions is not None and min_sessions > n:
             raise refuse("replay.min_sessions", f"at most rollout.n ({n}) sessions can be good", min_sessions, "lower it or raise rollout.n")
         self.n = n
-        self.min_sessions = min_sessions if min_sessions is not None else (min(2, n) if group_estimator else 1)
+        self.min_sessions = min_good_sessions(n, min_sessions, group_estimator)
         self._max_attempts = max_attempts
 
     def is_hopeless(self, group: Group) -> bool:

@@ -27,6 +27,7 @@ class TrainedGroup:
     size_bytes: int
     held: bool
     published: bool = False  # a version that contains it is served, or none was made of its step
+    written: int = 0  # tokens that the policy wrote
 
 
 class Provisional:
@@ -55,7 +56,7 @@ class Provisional:
         """Groups whose rows are not kept any longer: beyond the budget, or all when nothing is retained. The caller frees them, then ``let_go``."""
         lengths = group.lengths()
         size_bytes = BYTES_PER_TOKEN * sum(tag.get("seq_len", tag["response_len"]) for tag in group.tags())
-        self._insert(TrainedGroup(group, self.count, len(lengths), sum(lengths), size_bytes, held=True, published=published))
+        self._insert(TrainedGroup(group, self.count, len(lengths), sum(lengths), size_bytes, True, published, group.written()))
         self.count += 1
         if len(self._groups) > MAX_GROUPS:
             return [*self._forget_oldest(), *self.over_budget()]

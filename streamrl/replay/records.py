@@ -13,7 +13,7 @@ import msgspec
 from streamrl.config.filter_groups import FilterGroups
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import ProtocolError
-from streamrl.protocol.groups import LeaseReply, SessionPush, TakenBatch
+from streamrl.protocol.groups import LeaseReply, SessionPush, SpentTokens, TakenBatch
 from streamrl.protocol.trajectory import Prompt
 from streamrl.replay.fates import Fate
 from streamrl.replay.state import BufferState
@@ -25,6 +25,7 @@ CALLS: dict[str, Any] = {  # name -> types of the arguments
     "push": tuple[SessionPush],
     "heartbeat": tuple[str],
     "give_back": tuple[str, list[tuple[str, int]]],
+    "spent": tuple[str, list[SpentTokens]],
     "release_worker": tuple[str],
     "take": tuple[int],
     "check_bound": tuple[int],
@@ -47,6 +48,7 @@ CALLS: dict[str, Any] = {  # name -> types of the arguments
 REPLIES: dict[str, Any] = {  # calls that hand something out: a repeat of the request must get the same again -> type of the result
     "admit": list[int],
     "lease": LeaseReply,
+    "spent": int,
     "release_worker": int,
     "take": TakenBatch,
     "check_bound": list[str],

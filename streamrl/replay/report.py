@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamrl.errors import TakeTimeout
 from streamrl.protocol.groups import ReplayStats
+from streamrl.protocol.health import GroupFact, ReplayFacts
 
 if TYPE_CHECKING:
     from streamrl.replay.buffer import ReplayBuffer
@@ -30,16 +31,72 @@ def stats(buffer: ReplayBuffer) -> ReplayStats:
         oldest_group_age_s=0.0 if oldest is None else buffer.clock() - oldest.admitted_at,
         blocked_by=blocked_by(buffer),
         zero_variance=dict(buffer.life.signal.shares),
+        admission_blocked=None if buffer.breaker.state == "tripped" else buffer.admission(1).reason,
     )
     return buffer.ledger.fill(counts)
 
 
-def failures(buffer: ReplayBuffer) -> str:
-    """What the living groups have failed with so far: whole attempts, and sessions of the running one."""
+def facts(buffer: ReplayBuffer, needed: int = 0) -> ReplayFacts:
+    """What a diagnosis reads. ``needed``: groups that the trainer asks for."""
+    count, now, breaker = buffer.table.count, buffer.clock(), buffer.breaker
+    return ReplayFacts(
+        needed=needed,
+        pending=count["pending"],
+        running=count["running"],
+        ready=count["ready"],
+        leased=count["leased"],
+        outstanding=buffer.outstanding,
+        capacity_groups=buffer.capacity_groups,
+        unpublished=buffer.trained_unpublished + buffer.spent_unpublished,
+        leasable=buffer.leasable,
+        blocked_by=blocked_by(buffer),
+        admission=None if breaker.state == "tripped" else buffer.admission(1).reason,
+        breaker=breaker.state,
+        breaker_reason=breaker.reason,
+        breaker_trials=breaker.trials,
+        failures=dict(_failures(buffer)),
+        oldest=_awaited(buffer),
+        workers=buffer.life.workers.heard(now),
+        lease_s=buffer.life.workers.lease_s,
+        expired_leases=buffer.ledger.expired_leases,
+        end_of_data=buffer.end_of_data,
+        closed=buffer.closed,
+        clock=now,
+    )
+
+
+def _awaited(buffer: ReplayBuffer) -> list[GroupFact]:
+    """Groups that a batch may wait for, the most telling first."""
+    now = buffer.clock()
+    late = {group.uid: buffer.late.until(group) - now for group in buffer.late.groups()}
+    waiting = [group for group in buffer.table.groups.values() if group.state in ("running", "pending")]
+    waiting.sort(key=lambda group: (group.uid not in late, group.state != "running", group.seq_no))
+    return [
+        GroupFact(
+            group.uid,
+            group.state,
+            group.attempt,
+            now - group.admitted_at,
+            group.worker,
+            len(group.sessions),
+            buffer.n,
+            group.uid in late,
+            late.get(group.uid),
+        )
+        for group in waiting[:SHOWN]
+    ]
+
+
+def _failures(buffer: ReplayBuffer) -> Counter[str]:
     alive = buffer.table.groups.values()
     reasons = Counter(cause for group in alive for cause in group.failures)
     reasons.update(session.reason for group in alive for session in group.sessions.values() if session.reason is not None)
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
+    return reasons
+
+
+def failures(buffer: ReplayBuffer) -> str:
+    """What the living groups have failed with so far: whole attempts, and sessions of the running one."""
+    return ", ".join(f"{count} {reason}" for reason, count in _failures(buffer).most_common()) or "none"
 
 
 def blocked_by(buffer: ReplayBuffer) -> str | None:

@@ -14,10 +14,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from streamrl.errors import Closed, LeaseExpired
-from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, TakenBatch
+from streamrl.protocol.groups import AdmissionReply, Heartbeat, LeaseReply, ReplaySnapshot, ReplayStats, SessionPush, SpentTokens, TakenBatch
+from streamrl.protocol.health import ReplayFacts
 from streamrl.protocol.topic import Topic
 from streamrl.protocol.trajectory import Prompt
+from streamrl.replay import report
 from streamrl.replay.buffer import ReplayBuffer
 from streamrl.replay.journalled import JournalledBuffer
 from streamrl.replay.keeping import Keeper, Spill
@@ -51,6 +55,7 @@ class ReplayService:
         self._admission, self._lease, self._take, self._timer = Topic(), Topic(), Topic(), Topic()
         self._releases: Counter[str] = Counter()  # by worker: how often it was declared dead
         self._learners = 0  # how often another one took over
+        self._needed = 0  # groups of the newest take
         self._seen_changes = self.buffer.table.changes
         self._timer_due = 0.0  # clock time at which the timer loop will look by itself
         self._to_clear: list[list[str]] = []
@@ -61,15 +66,20 @@ class ReplayService:
         """For reading only."""
         return self._calls.buffer if isinstance(self._calls, JournalledBuffer) else self._calls
 
+    def quarantined(self) -> list[str]:
+        """Prompts that failed too often, as ``source/index``."""
+        return self.buffer.life.quarantine.names()
+
     # ---- the prompt feeder
 
     async def admission(self, max_groups: int, wait_s: float) -> AdmissionReply:
-        deadline = _loop_time() + wait_s
+        deadline, waited_for = _loop_time() + wait_s, None
         while True:
             self._expire()
             reply = self._calls.admission(max_groups)
+            waited_for = waited_for or reply.reason
             if reply.slots or reply.closed or not await self._admission.wait_until(deadline):
-                return reply
+                return msgspec.structs.replace(reply, reason=waited_for)
 
     async def admit(self, prompts: list[Prompt]) -> list[int]:
         result = self._calls.admit(prompts)
@@ -108,6 +118,9 @@ class ReplayService:
         self._calls.give_back(worker, leases)
         self._after()
 
+    async def spent(self, worker: str, spent: list[SpentTokens]) -> int:
+        return self._calls.spent(worker, spent)
+
     async def release_worker(self, worker: str) -> int:
         self._releases[worker] += 1
         result = self._calls.release_worker(worker)
@@ -118,6 +131,7 @@ class ReplayService:
 
     async def take(self, num_groups: int, wait_s: float) -> TakenBatch:
         deadline, learner = _loop_time() + wait_s, self._learners
+        self._needed = num_groups
         while self._learners == learner:  # a call outlives its caller: a batch that a dead trainer waited for would stay leased for ever
             self._expire()
             try:
@@ -200,6 +214,10 @@ class ReplayService:
 
     async def stats(self) -> ReplayStats:
         return self._calls.stats()
+
+    def facts(self) -> ReplayFacts:
+        """What a diagnosis reads."""
+        return report.facts(self.buffer, self._needed)
 
     async def close(self) -> None:
         """Ends all waits, drops what nobody trains, and gives the store a moment to free its rows."""

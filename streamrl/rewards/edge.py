@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from streamrl.errors import RewardError, WaitTimeout
+from streamrl.protocol.waits import shown
 
 
 @contextmanager
 def as_reward_error(name: str, timeout_s: float) -> Iterator[None]:
-    """Timeouts and exceptions of the scorer ``name`` leave as RewardError; a RewardError passes."""
+    """Timeouts and exceptions of the scorer ``name`` leave as RewardError; a RewardError passes. What waits for it is shown with its name."""
+    with shown("a score", f"scorer {name}", timeout_s), _translated(name, timeout_s):
+        yield
+
+
+@contextmanager
+def _translated(name: str, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except RewardError:

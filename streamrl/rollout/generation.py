@@ -15,6 +15,7 @@ from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import GenerateRequest, GenerateResult, SamplingParams
 from streamrl.protocol.interfaces import Clock, Generate
+from streamrl.protocol.waits import shown
 
 MAX_RESUMES = 64  # more aborts than any run of weight pushes within one answer: the engine is broken
 EMPTY_ABORT_PAUSE_S = 0.1  # after an abort that brought no token, so that a paused engine is not asked in a tight loop
@@ -52,7 +53,8 @@ class ResumingGenerate:
 
     async def _attempt(self, request: GenerateRequest) -> GenerateResult:
         try:
-            result = await within(self._generate(request), self._timeout_s, f"generation of {request.request_id}", self._clock)
+            with shown("an answer", "engine", self._timeout_s):
+                result = await within(self._generate(request), self._timeout_s, f"generation of {request.request_id}", self._clock)
         except (EngineError, WaitTimeout) as error:
             raise SessionFailed(str(error), reason="engine_error") from error
         except StreamrlError:

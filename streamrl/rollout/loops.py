@@ -39,11 +39,15 @@ class AgentLoops:
 
     def build(self, row: dict[str, Any], request_id: str) -> AgentLoopBase:
         """A fresh loop for ``row``. ConfigError for a name that nobody registered."""
-        cls, kwargs = self._class(row.get("agent_name") or self._default)
+        cls, kwargs = self._class(self.name_of(row))
         return cls(**self._shared, request_id=request_id, **kwargs)
 
     def knows(self, row: dict[str, Any]) -> bool:
-        return (row.get("agent_name") or self._default) in known_loops(self._file)
+        return self.name_of(row) in known_loops(self._file)
+
+    def name_of(self, row: dict[str, Any]) -> str:
+        """The loop that ``row`` asks for."""
+        return str(row.get("agent_name") or self._default)
 
     async def close(self) -> None:
         """End what the classes share, such as the endpoint of black-box agents."""

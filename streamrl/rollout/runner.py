@@ -78,7 +78,7 @@ class GroupSessionRunner:
     async def _greedy_score(self, lease: GroupLease) -> float:
         """The score of the greedy answer; its deadline and reasons are those of a session."""
         sampling = greedy_sampling(self._rollout, self._data, request_seed(self._run_seed, lease.uid, lease.n, 0))
-        scored = await self._sessions.run(lease.row, sampling, f"{lease.uid}-{lease.attempt}-greedy-{next(self._numbers)}")
+        scored = await self._sessions.evaluate(lease.row, sampling, f"{lease.uid}-{lease.attempt}-greedy-{next(self._numbers)}")
         return _known(scored.reward)
 
     async def evaluate(self, questions: list[ValQuestion]) -> list[ValResult]:
@@ -91,7 +91,7 @@ class GroupSessionRunner:
         sampling = validation_sampling(self._rollout, self._data, seed)
         async with slots:
             try:
-                return _result(await self._sessions.run(question.row, sampling, f"val-{next(self._numbers)}"))
+                return _result(await self._sessions.evaluate(question.row, sampling, f"val-{next(self._numbers)}"))
             except SessionFailed as failure:
                 log.warning("validation row %d failed (%s): %s", question.number, failure.reason, failure)
                 return ValResult(None, failure.reason)

@@ -20,12 +20,14 @@ from streamrl.protocol.chat import ChatTokenizer
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import SamplingParams
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.spending import counted
+from streamrl.protocol.waits import shown
 from streamrl.rollout.base import AgentLoopBase, AgentLoopOutput
 from streamrl.rollout.contain import contained, words
 from streamrl.rollout.loops import AgentLoops
 from streamrl.rollout.output_checks import OutputRules, check_outputs
 from streamrl.rollout.rewarding import RowScorer
-from streamrl.telemetry.metrics import Metrics
+from streamrl.telemetry.metrics import Metrics, NullMetrics
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """Any number run side by side. What each cost goes to ``metrics``, also when it fails."""
+    """Any number run side by side. What each cost in training goes to ``metrics``, also when it fails."""
 
     def __init__(
         self,
@@ -64,18 +66,33 @@ class Sessions:
         self._loops = loops
         self._scorer = scorer
         self._clock = clock
-        self._metrics = metrics
+        self._metrics = metrics or NullMetrics()
         self._logged_kinds: set[str] = set()
 
     async def run(self, row: dict[str, Any], sampling: SamplingParams, request_id: str) -> Scored:
         """Everything that goes wrong leaves here as SessionFailed, but for ConfigError and DataError, which end the run."""
+        return await self._run(row, sampling, request_id, training=True)
+
+    async def evaluate(self, row: dict[str, Any], sampling: SamplingParams, request_id: str) -> Scored:
+        """The same for a session that is not trained: it is in no metric of training, and its tokens count as evaluation."""
+        outcome = "failed"
+        with counted(evaluation=True) as tokens:
+            try:
+                scored = await self._run(row, sampling, request_id, training=False)
+                outcome = "completed"
+                return scored
+            finally:
+                self._metrics.inc("streamrl_eval_trajectories_total", outcome=outcome)
+                self._metrics.inc("streamrl_eval_tokens_total", tokens.generated)
+
+    async def _run(self, row: dict[str, Any], sampling: SamplingParams, request_id: str, *, training: bool) -> Scored:
         try:
             loop = self._loop(row, request_id)
             try:
                 outputs = await self._outputs(loop, sampling, row)
                 return await self._score(loop, row, outputs)
             finally:
-                if self._metrics is not None:
+                if training:
                     loop.metrics.report(self._metrics)
         except (SessionFailed, ConfigError, DataError):
             raise
@@ -97,7 +114,9 @@ class Sessions:
 
     async def _outputs(self, loop: AgentLoopBase, sampling: SamplingParams, row: dict[str, Any]) -> list[AgentLoopOutput]:
         try:
-            result = await within(contained(loop.run(sampling, **row)), self._rollout.timeouts.session_s, f"session {loop.request_id}", self._clock)
+            limit_s = self._rollout.timeouts.session_s
+            with shown("its end", f"agent loop {self._loops.name_of(row)}", limit_s), self._metrics.state("tool"):  # but for its engine calls
+                result = await within(contained(loop.run(sampling, **row)), limit_s, f"session {loop.request_id}", self._clock)
         except WaitTimeout as error:
             result = loop.partial() if self._rollout.keep_truncated else None
             if result is None:
@@ -111,7 +130,8 @@ class Sessions:
     async def _score(self, loop: AgentLoopBase, row: dict[str, Any], outputs: list[AgentLoopOutput]) -> Scored:
         began = self._clock.now()
         try:
-            return Scored(outputs, *await self._reward(loop, row, outputs[-1]))
+            with self._metrics.state("reward"):
+                return Scored(outputs, *await self._reward(loop, row, outputs[-1]))
         finally:
             loop.metrics.reward_s += self._clock.now() - began
 

@@ -37,13 +37,18 @@ class SessionMetrics(msgspec.Struct):
         return dict(total)
 
     def report(self, metrics: Metrics) -> None:
-        """Into the counters of the rollout process."""
-        metrics.inc("streamrl_rollout_tokens_total", self.observation_tokens, kind="tool")
-        metrics.inc("streamrl_tool_parse_errors_total", self.parse_errors)
-        metrics.inc("streamrl_rollout_context_resets_total", self.context_resets)
-        metrics.inc("streamrl_rollout_dropped_observation_tokens_total", self.dropped_observation_tokens)
+        """Into the counters of the rollout process; most sessions have most of it not at all."""
+        if self.observation_tokens:
+            metrics.inc("streamrl_rollout_tokens_total", self.observation_tokens, kind="tool")
+        if self.parse_errors:
+            metrics.inc("streamrl_tool_parse_errors_total", self.parse_errors)
+        if self.context_resets:
+            metrics.inc("streamrl_rollout_context_resets_total", self.context_resets)
+        if self.dropped_observation_tokens:
+            metrics.inc("streamrl_rollout_dropped_observation_tokens_total", self.dropped_observation_tokens)
         for kind in ("generate", "tool", "interaction", "reward"):
-            metrics.inc("streamrl_rollout_session_phase_seconds_total", getattr(self, f"{kind}_s"), phase=kind)
+            if seconds := getattr(self, f"{kind}_s"):
+                metrics.inc("streamrl_rollout_session_phase_seconds_total", seconds, phase=kind)
         for name, tool in self.tools.items():
             for outcome, count in tool.outcomes.items():
                 metrics.inc("streamrl_tool_calls_total", count, tool=name, outcome=outcome)

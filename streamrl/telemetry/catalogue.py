@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from streamrl.protocol.groups import DROP_REASONS, AdmissionReason
+from streamrl.protocol.groups import BUFFER_EVENTS, DROP_REASONS, AdmissionReason
 from streamrl.telemetry.states import STATES
 
 Kind = Literal["counter", "gauge", "histogram", "weighted_histogram", "info"]
@@ -58,12 +58,14 @@ def _histogram(
 
 
 _FATES = ("admitted", "trained", "dropped", "rolled_back")
-_PHASES = ("wait_data", "fetch", "pack", "logprobs", "forward_backward", "optimizer", "publish", "checkpoint")
+TOKEN_FATES = ("trained", "rolled_back", "stale", "filtered", "failed", "evaluation")
+PHASES = ("wait_data", "fetch", "pack", "logprobs", "advantages", "forward_backward", "optimizer", "publish", "checkpoint")
 _TRANSPORTS = ("shm", "ray")
 _STORE_USERS: tuple[Role, ...] = ("rollout", "store", "learner")
-_GROUP_OUTCOMES = ("complete", "partial", "failed", "cancelled")
-_SESSION_OUTCOMES = ("completed", "truncated", "failed", "cancelled")
-_LEARNING: tuple[Role, ...] = ("trainer", "learner")
+GROUP_OUTCOMES = ("complete", "partial", "failed", "cancelled")
+SYNC_FAILURES = ("mismatch", "probe", "timeout", "engine")
+SESSION_OUTCOMES = ("completed", "truncated", "failed", "cancelled")
+REJECTED_WRITES = ("stale_write", "dtype", "malformed")
 
 SESSION_PHASES = ("generate", "tool", "interaction", "reward")
 TOOL_OUTCOMES = ("ok", "error", "timeout", "skipped", "unknown", "malformed", "reward_failed", "release_failed")
@@ -72,85 +74,94 @@ _ALL = (
     MetricSpec("streamrl_run_info", "info", "", "What is trained: model, algorithm, version of streamrl", ("driver",)),
     _counter("actor_time_seconds", "seconds", "Wall time by state; the states of an actor add up to one second a second", ROLES, state=STATES),
     # rollout
-    _counter("rollout_tokens", "tokens", "Tokens of finished sessions", ("rollout",), kind=("prompt", "completion", "tool")),
-    _counter("rollout_trajectories", "trajectories", "Trajectories by how they ended", ("rollout",), env=FREE, outcome=_SESSION_OUTCOMES),
-    _counter("rollout_groups", "groups", "Groups by how they ended", ("rollout", "replay"), env=FREE, outcome=_GROUP_OUTCOMES),
+    _counter("rollout_tokens", "tokens", "Tokens of finished training sessions", ("rollout",), kind=("prompt", "completion", "tool")),
+    _counter("rollout_trajectories", "trajectories", "Trajectories by how they ended", ("rollout",), env=FREE, outcome=SESSION_OUTCOMES),
+    _counter("rollout_groups", "groups", "Groups by how their generation ended", ("rollout",), env=FREE, outcome=GROUP_OUTCOMES),
     _gauge("rollout_sessions_in_flight", "sessions", "Sessions running now", ("rollout",)),
     _gauge("rollout_session_capacity", "sessions", "Sessions that may run at once", ("rollout",)),
-    _histogram("rollout_session_seconds", "seconds", "Duration of a session", ("rollout",), env=FREE),
-    _counter("rollout_resumes", "sessions", "Running sessions that went on after an interruption", ("rollout",), cause=("weight_push", "crash")),
-    _counter(
-        "rollout_session_phase_seconds", "seconds", "Time of finished sessions by phase", ("rollout",), phase=("generate", "tool", "interaction", "reward")
-    ),
+    _histogram("rollout_session_seconds", "seconds", "Duration of a training session that gave rows", ("rollout",), env=FREE),
+    _counter("rollout_resumes", "", "Running answers that went on under another version, or after an abort", ("rollout",), cause=("weight_push", "abort")),
+    _counter("rollout_session_phase_seconds", "seconds", "Time of finished training sessions by phase", ("rollout",), phase=SESSION_PHASES),
     _counter("rollout_dropped_observation_tokens", "tokens", "Observation tokens that did not fit the response budget", ("rollout",)),
     _counter("rollout_context_resets", "", "Rows begun because an agent changed its history", ("rollout",)),
     _counter("tool_calls", "", "Tool calls by outcome", ("rollout",), tool=FREE, outcome=TOOL_OUTCOMES),
     _counter("tool_parse_errors", "", "Tool calls that were recognised but not well formed", ("rollout",)),
     _histogram("tool_call_seconds", "seconds", "Duration of a tool call", ("rollout",), tool=FREE),
-    _histogram("reward", "", "Score of a trajectory", ("rollout",), REWARD_BUCKETS, env=FREE),
+    _histogram("reward", "", "Score of a session; its mean is streamrl_batch_reward_mean", ("rollout",), REWARD_BUCKETS, env=FREE),
+    _histogram("trajectory_versions_spanned", "versions", "Weight versions that wrote one trajectory", ("rollout",), VERSION_BUCKETS),
     # replay
-    _histogram("admission_wait_seconds", "seconds", "Wait for an admission slot", ("prompt", "replay"), reason=ADMISSION_REASONS),
+    _histogram("admission_wait_seconds", "seconds", "Wait for an admission slot, by what it waited for first", ("prompt",), reason=ADMISSION_REASONS),
     _gauge("admission_blocked", "", "1 while this reason blocks admission", ("replay",), reason=ADMISSION_REASONS),
     _gauge("buffer_groups", "groups", "Groups by state", ("replay",), state=("pending", "running", "ready", "leased", "trained_unpublished")),
     _gauge("buffer_capacity_groups", "groups", "Groups that may be outstanding", ("replay",)),
     _gauge("buffer_oldest_group_age_seconds", "seconds", "Age of the oldest unfinished group", ("replay",)),
-    _counter("buffer_events", "groups", "What happened to groups", ("replay",), event=("inserted", "leased", "consumed", "released", "expired")),
+    _counter("buffer_events", "groups", "What happened to groups", ("replay",), event=BUFFER_EVENTS),
     _counter("ledger_groups", "groups", "Ledger in groups: admitted = trained - rolled_back + dropped + in flight", ("replay",), fate=_FATES),
     _counter("ledger_trajectories", "trajectories", "Ledger in trajectories; admitted counts acknowledged rows", ("replay",), fate=_FATES),
-    _counter("ledger_tokens", "tokens", "Ledger in response tokens; admitted counts acknowledged rows", ("replay",), fate=_FATES),
+    _counter("ledger_tokens", "tokens", "Ledger in response tokens, observations too; admitted counts acknowledged rows", ("replay",), fate=_FATES),
     _counter("groups_dropped", "groups", "Dropped groups by reason", ("replay",), reason=DROP_REASONS),
+    _counter("tokens_generated", "tokens", "Tokens that the policy wrote, as far as rollout actors have reported them", ("replay",)),
+    _counter("token_fate", "tokens", "Where they ended: generated = trained - rolled_back + all others + in flight", ("replay",), fate=TOKEN_FATES),
+    _gauge("tokens_in_flight", "tokens", "Generated tokens of groups that have not ended", ("replay",)),
     # data plane
     _counter("dataplane_bytes", "bytes", "Payload moved", _STORE_USERS, direction=("put", "get"), transport=_TRANSPORTS),
     _histogram("dataplane_transfer_seconds", "seconds", "Duration of one put or get", _STORE_USERS, direction=("put", "get"), transport=_TRANSPORTS),
     _gauge("dataplane_live_bytes", "bytes", "Bytes of reachable rows", ("store",)),
     _gauge("dataplane_allocated_bytes", "bytes", "Bytes of allocated segments", ("store",)),
     _gauge("dataplane_spilled_bytes", "bytes", "Bytes of segments on disk, which take none of the capacity", ("store",)),
-    _counter("dataplane_rejected_writes", "", "Writes that were refused", ("store", "replay"), reason=("stale_write", "dtype", "malformed")),
+    _gauge("buffer_bytes", "bytes", "Bytes of segments that hold rows or are lent to a writer", ("store",)),
+    _gauge("buffer_capacity_bytes", "bytes", "Bytes that segments may take", ("store",)),
+    _counter("dataplane_rejected_writes", "", "Writes that were refused", ("store", "replay"), reason=REJECTED_WRITES),
     # staleness
     _histogram(
         "staleness_versions",
         "versions",
-        "Published version minus the oldest version of a group",
-        ("replay", "trainer"),
+        "Published version minus the oldest version of a group: at the take, and at the optimizer step",
+        ("trainer",),
         VERSION_BUCKETS,
         stage=("admit", "train"),
     ),
-    _counter("staleness_violations", "groups", "Groups trained above the bound; anything but 0 is a fault", ("trainer",)),
+    _counter("staleness_violations", "groups", "Groups about to be trained above the bound; anything but 0 is a fault", ("replay", "trainer")),
     _gauge("staleness_bound_versions", "versions", "The configured bound", ("replay", "trainer")),
-    MetricSpec("streamrl_token_version_lag", "weighted_histogram", "versions", "Lag of each trained token", ("trainer", "learner"), {}, VERSION_BUCKETS),
-    _histogram("trajectory_versions_spanned", "versions", "Weight versions that wrote one trajectory", ("rollout", "trainer"), VERSION_BUCKETS),
+    MetricSpec("streamrl_token_version_lag", "weighted_histogram", "versions", "Lag of each trained token", ("learner",), {}, VERSION_BUCKETS),
     # learner
-    _counter("learner_steps", "steps", "Training steps", _LEARNING),
-    _counter("learner_tokens", "tokens", "Trained tokens", _LEARNING),
-    _counter("learner_groups", "groups", "Trained groups", _LEARNING),
-    _counter("learner_skipped_steps", "steps", "Steps whose update did not move the weights", _LEARNING),
-    _histogram("learner_phase_seconds", "seconds", "Duration of a phase of a step", _LEARNING, phase=_PHASES),
-    _gauge("learner_loss", "", "Policy loss of the last step", _LEARNING),
-    _gauge("learner_grad_norm", "", "Gradient norm before clipping", _LEARNING),
-    _gauge("learner_learning_rate", "", "Learning rate that was applied", _LEARNING),
-    _gauge("policy_kl_nats", "nats", "KL divergence of the policy", _LEARNING, against=("ref", "behavior")),
-    _gauge("policy_entropy_nats", "nats", "Mean token entropy", _LEARNING),
-    _gauge("policy_clip_ratio", "ratio", "Share of clipped tokens", _LEARNING, side=("low", "high")),
-    _gauge("importance_ess_ratio", "ratio", "Effective sample size over sample size", _LEARNING),
-    _gauge("importance_truncated_ratio", "ratio", "Share of truncated importance weights", _LEARNING),
-    _gauge("importance_rejected_ratio", "ratio", "Share of tokens rejected by the correction", _LEARNING),
-    _gauge("group_singleton_ratio", "ratio", "Share of groups with one sample", _LEARNING, env=FREE),
-    _gauge("group_zero_variance_ratio", "ratio", "Share of groups whose scores are all equal", ("replay", *_LEARNING), env=FREE),
-    _gauge("batch_reward_mean", "", "Mean score of the batch", _LEARNING, env=FREE),
-    _gauge("batch_reward_std", "", "Standard deviation of the batch's scores", _LEARNING, env=FREE),
+    _counter("learner_steps", "steps", "Training steps", ("trainer",)),
+    _counter("learner_tokens", "tokens", "Tokens of optimizer steps, counted in each epoch", ("trainer",)),
+    _counter("learner_groups", "groups", "Groups of training steps", ("trainer",)),
+    _counter("learner_skipped_steps", "steps", "Steps whose update did not move the weights", ("trainer",)),
+    _histogram("learner_phase_seconds", "seconds", "Time of a step in this phase", ("trainer", "learner"), phase=PHASES),
+    _gauge("learner_loss", "", "Policy loss of the last step", ("trainer",)),
+    _gauge("learner_grad_norm", "", "Gradient norm before clipping", ("trainer",)),
+    _gauge("learner_learning_rate", "", "Learning rate that was applied", ("trainer",)),
+    _gauge("policy_kl_nats", "nats", "KL divergence of the policy", ("trainer",), against=("ref", "behavior")),
+    _gauge("policy_entropy_nats", "nats", "Mean token entropy", ("trainer",)),
+    _gauge("policy_clip_ratio", "ratio", "Share of clipped tokens", ("trainer",), side=("low", "high")),
+    _gauge("importance_ess_ratio", "ratio", "Effective sample size over sample size", ("trainer",)),
+    _gauge("importance_truncated_ratio", "ratio", "Share of truncated importance weights", ("trainer",)),
+    _gauge("importance_rejected_ratio", "ratio", "Share of tokens rejected by the correction", ("trainer",)),
+    _gauge("group_singleton_ratio", "ratio", "Share of the batch's groups with one accepted sample", ("learner",), env=FREE),
+    _gauge("group_zero_variance_ratio", "ratio", "Share of groups whose scores are all equal, of those judged or trained", ("replay", "learner"), env=FREE),
+    _gauge("batch_reward_mean", "", "Mean score of the batch's accepted samples", ("learner",), env=FREE),
+    _gauge("batch_reward_std", "", "Standard deviation of the scores of the batch's accepted samples", ("learner",), env=FREE),
     # weights
-    _gauge("weight_version", "versions", "Weight version held", ("rollout", "trainer", "learner")),
-    _histogram("weight_sync_seconds", "seconds", "Duration of a publication, and of a load", ("rollout", "trainer"), stage=("publish", "load")),
-    _counter("weight_sync_bytes", "bytes", "Weight bytes handed to engines", ("rollout", "trainer"), transport=_TRANSPORTS),
-    _counter("weight_sync_failures", "", "Failed loads", ("rollout", "trainer"), reason=("mismatch", "probe", "timeout", "engine")),
-    _gauge("weight_last_sync_timestamp_seconds", "seconds", "Unix time of the last successful load", ("rollout", "trainer")),
+    _gauge("weight_version", "versions", "Weight version: served, published, written", ("rollout", "trainer", "learner")),
+    _histogram(
+        "weight_sync_seconds", "seconds", "A publication; a load, and its pause of generation", ("rollout", "trainer"), stage=("publish", "load", "pause")
+    ),
+    _counter("weight_sync_bytes", "bytes", "Weight bytes loaded into engines", ("rollout",), transport=_TRANSPORTS),
+    _counter("weight_sync_failures", "", "Failed loads; a timeout is the trainer's to see", ("rollout", "trainer"), reason=SYNC_FAILURES),
+    _gauge("weight_last_sync_timestamp_seconds", "seconds", "Unix time of the last successful load or publication", ("rollout", "trainer")),
+    # evaluation: beside training, in none of the metrics above
+    _gauge("eval_accuracy_ratio", "ratio", "Mean score of the last validation", ("trainer",)),
+    _histogram("eval_seconds", "seconds", "Duration of a validation", ("trainer",)),
+    _counter("eval_trajectories", "trajectories", "Sessions of validations and greedy baselines", ("rollout",), outcome=("completed", "failed")),
+    _counter("eval_tokens", "tokens", "Tokens that the policy wrote in them", ("rollout",)),
     # operations
     _counter("actor_restarts", "", "Restarted actors", ("driver",), target_role=ROLES),
-    _histogram("checkpoint_seconds", "seconds", "Duration of a checkpoint", ("trainer", "learner")),
+    _histogram("checkpoint_seconds", "seconds", "Duration of a checkpoint", ("trainer",)),
     _counter("checkpoint_failures", "", "Checkpoints that could not be written", ("trainer",)),
     _gauge("checkpoint_last_success_timestamp_seconds", "seconds", "Unix time of the last complete checkpoint", ("trainer",)),
-    _gauge("eval_accuracy_ratio", "ratio", "Mean score of the last validation", ("trainer",)),
-    _counter("telemetry_errors", "", "Faults of telemetry itself", ROLES, kind=("undeclared", "label", "value", "exporter")),
+    _counter("telemetry_errors", "", "Faults of telemetry itself", ROLES, kind=("undeclared", "label", "value", "exporter", "recorder", "scrape", "sink")),
 )
 
 CATALOGUE: dict[str, MetricSpec] = {spec.name: spec for spec in _ALL}

@@ -57,12 +57,22 @@ def _rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("reward", _change(summary.reward_first, summary.reward_last)),
         ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} versions"),
         ("trajectories", f"{summary.trajectories} ({rate:.1f}/s)"),
-        ("tokens", f"{summary.generated_tokens} generated, {summary.trained_tokens} trained"),
+        ("tokens", format_tokens(summary.token_fates)),
         ("groups", f"{summary.groups_trained} trained ({summary.partial_share:.1%} of them partial), dropped: {dropped}"),
         ("engine, seed", f"{summary.engine}, {summary.seed}"),
         ("folder", summary.run),
     ]
     return rows + ([("error", summary.error)] if summary.error else [])
+
+
+def format_tokens(fates: dict[str, int]) -> str:
+    """Where the tokens went that the policy wrote; what there is none of is left out.
+
+    >>> format_tokens({"trained": 90, "stale": 6, "in_flight": 4})
+    '100 generated: 90 trained, 6 stale, 4 in flight'
+    """
+    shown = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in fates.items() if count)
+    return f"{sum(fates.values())} generated" + (f": {shown}" if shown else "")
 
 
 def _change(first: float | None, last: float | None) -> str:

@@ -7,7 +7,10 @@
     summary.json            the result, written once at the end
     metrics/steps.jsonl     one line a step
     metrics/targets.json    the actors' metric pages (Prometheus file_sd)
+    metrics/recording-*     all metrics of all actors, every few seconds
+    tensorboard/, wandb/    what the experiment trackers of trainer.logger keep
     logs/<actor>.log        one log an actor
+    logs/<actor>.stacks     where its threads stood whenever it was asked
     checkpoints/            what a resumed run starts from
     ledger/                 journals of replay buffer and store: what the run went through, and where its rows lie
     trainer.msgpack         where the trainer stands, for its successor
@@ -15,6 +18,7 @@
     sockets/<node>/         where the actors of a node answer calls, while the run lasts
     quarantine.jsonl        prompts that failed too often
     samples/step-*.bin      whole groups of the last steps
+    report.html             what `streamrl report` made of all this, unless it was told another place
 
 Knows no configuration: the text to save is handed in.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -31,6 +36,8 @@ from typing import Any
 import msgspec
 
 from streamrl.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -132,8 +139,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``write_text`` of a plain value or Struct as readable JSON (NaN and infinity become null)."""
-    write_text(path, msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """``write_text`` of a plain value or Struct as readable JSON (NaN and infinity become null, bytes of a file name that are no text escapes)."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_as_text(msgspec.to_builtins(value)))
+    write_text(path, msgspec.json.format(encoded, indent=2).decode() + "\n")
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(one) for key, one in value.items()}
+    return [_as_text(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def list_quarantined(folder: RunFolder, names: list[str]) -> bool:
+    """One line a prompt in ``quarantine.jsonl``; False when the disk does not take it, which the log says."""
+    try:
+        write_text(folder.quarantine, "".join(msgspec.json.encode({"prompt": name}).decode() + "\n" for name in names))
+    except OSError as error:
+        log.warning("quarantine.jsonl could not be written: %s", error)
+        return False
+    return True
 
 
 def read_json(path: Path) -> Any:

@@ -11,6 +11,8 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
+TAIL_BYTES = 256 * 1024  # many steps
+
 
 class StepLog:
     """Appends records. Opening an existing log cuts off an unfinished last line, so that what follows stays readable."""
@@ -41,6 +43,24 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
         except msgspec.MsgspecError:
             log.warning("line %d of %s is no step record; it is skipped", number, path)
     return records
+
+
+def read_last_step(path: Path) -> dict[str, Any] | None:
+    """The newest record of a training step (others are of validations and warnings), from the end of the log; None when there is none there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        try:
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            continue
+        if {"step_s", "reward"} & record.keys():
+            return record
+    return None
 
 
 def _cut_unfinished_line(handle: int) -> None:

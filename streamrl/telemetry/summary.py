@@ -36,6 +36,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     run: str = ""  # the run folder
     error: str | None = None  # the one line of a failed run
     partial_share: float = 0.0  # share of trained groups in which a session had failed
+    token_fates: dict[str, int] = {}  # of all tokens that the policy wrote: trained, stale, filtered, failed, evaluation, in_flight
 
 
 class RunStatus(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -46,6 +47,7 @@ class WeightPublisher:
         self._serving: dict[str, Replica] = {}
         self._held: dict[str, Replica] = {}
         self._updates: dict[str, asyncio.Task[WeightReport]] = {}
+        self._awaited: dict[str, float] = {}  # replicas that the publication under way waits for, and since when; 0: their turn has not come
         self._one_at_a_time = asyncio.Lock()
         self._returning: set[asyncio.Task[None]] = set()
         self._change = Topic()  # someone serves, or a held one has left
@@ -54,6 +56,15 @@ class WeightPublisher:
     def replicas(self) -> list[str]:
         """Names of the serving replicas."""
         return sorted(self._serving)
+
+    def held(self) -> list[str]:
+        """Names of those that keep their version."""
+        return sorted(self._held)
+
+    def unacknowledged(self) -> dict[str, float]:
+        """Replicas that do not hold the version being published yet, with the seconds they have had; 0: their turn has not come."""
+        now = time.monotonic()
+        return {name: now - since if since else 0.0 for name, since in self._awaited.items()}
 
     async def serving(self) -> list[Replica]:
         """The serving replicas, by name; waits for one to join when there is none just now (a restart is under way)."""
@@ -138,7 +149,11 @@ class WeightPublisher:
     async def _roll(self, manifest: WeightManifest) -> tuple[list[WeightReport], list[BaseException]]:
         names = self.replicas()
         limit = asyncio.Semaphore(self._most_unavailable(len(names)))
-        outcomes = await asyncio.gather(*(self._turn(name, manifest, limit) for name in names))
+        self._awaited = dict.fromkeys(names, 0.0)
+        try:
+            outcomes = await asyncio.gather(*(self._turn(name, manifest, limit) for name in names))
+        finally:
+            self._awaited = {}
         reports = [outcome for outcome in outcomes if isinstance(outcome, WeightReport)]
         return reports, [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
 
@@ -153,9 +168,11 @@ class WeightPublisher:
                 return None
             task = asyncio.create_task(self._load(replica, manifest), name=f"publish v{manifest.version} to {name}")
             self._updates[name] = task
+            self._awaited[name] = time.monotonic()
             try:
                 await asyncio.wait([task])
             finally:
+                self._awaited.pop(name, None)
                 task.cancel()  # a no-op unless the publication itself was cancelled
                 if self._updates.get(name) is task:
                     del self._updates[name]

@@ -23,7 +23,8 @@ from streamrl.telemetry.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "configs" / "tiny_cpu.yaml"
-SMALL = ("trainer.total_training_steps=3", "data.train_batch_size=16", "actor.ppo_mini_batch_size=16", "data.val_max_samples=32", "run.seed=7")
+ROWS = ("data.train_batch_size=16", "actor.ppo_mini_batch_size=16", "data.val_max_samples=32", "learner.num_threads=1", "run.seed=7")
+SMALL = ("trainer.total_training_steps=3", *ROWS)
 
 
 class Job:

@@ -1,17 +1,29 @@
-"""The driver's account of a run whose earlier driver was killed."""
+"""The driver's account of a run: also of one whose earlier driver was killed, and of two at once."""
 
 from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import urllib.request
+from contextlib import ExitStack
 
 import pytest
 
 from actors.board import Board
+from actors.host import Hello
+from actors.trainer import Progress
+from streamrl.config.load import load
 from streamrl.pipeline.checkpoints import TrainerState
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.standing import Standing, write_standing
 from streamrl.protocol.weights import WeightManifest
-from streamrl.telemetry.run_folder import RunFolder
+from streamrl.telemetry.recording import read_recording, recording_paths
+from streamrl.telemetry.run_folder import RunFolder, read_json
 from streamrl.telemetry.steps import read_steps
+from streamrl.telemetry.targets import read_targets
 from tests.pipeline.tiny import tiny_config
+from tests.telemetry.pages import Actor, actors
 
 
 @pytest.fixture
@@ -40,3 +52,81 @@ def test_steps_that_a_killed_driver_never_heard_of_are_logged_once(folder):
 
 def test_a_run_that_trained_nothing_has_nothing_to_catch_up(folder):
     assert caught_up(folder) == []
+
+
+class Peer:
+    """A member of a run, as far as the board looks: its page, and an answer about its health."""
+
+    def __init__(self, actor: Actor) -> None:
+        target = actor.target
+        self.name, self.role = target.actor, target.role
+        self.hello = Hello(self.name, self.role, 1, target.port, "127.0.0.1", target.host)
+        self.run = None
+
+    async def health(self) -> None:
+        return None
+
+
+def run_beside(board: Board, made: dict[str, Actor]) -> None:
+    peers = [Peer(actor) for actor in made.values()]
+    asyncio.run(board.refresh(peers, None))
+
+
+@pytest.mark.parametrize("num_rollouts", [0, 1, 4])
+def test_two_runs_of_one_name_at_once_list_and_record_only_their_own_actors(tmp_path, num_rollouts):
+    rollouts = [f"rollout-{number}" for number in range(num_rollouts)]
+    folders = [RunFolder(tmp_path / place / "run") for place in ("first", "second")]
+    with ExitStack() as stack:
+        runs = []
+        for folder in folders:
+            folder.metrics.mkdir(parents=True)
+            made = stack.enter_context(actors("replay", *rollouts))
+            board = Board(load(["configs/tiny_cpu.yaml"], ["telemetry.record_interval_s=0.1", f"run.folder={folder.root}"]), folder)
+            run_beside(board, made)
+            made["replay"].metrics.inc("streamrl_groups_dropped_total", len(runs) + 1, reason="stale")
+            runs.append((folder, board, made))
+        listed = [read_json(folder.targets) for folder in folders]
+        for _, board, _ in runs:
+            board.close(board.summary("completed", None))
+    addresses = [entry["targets"][0] for entries in listed for entry in entries]
+    assert len(set(addresses)) == len(addresses) == 2 * (2 + num_rollouts)
+    for dropped, (folder, _, _) in enumerate(runs, 1):
+        found = read_recording(folder)
+        assert {one.labels["run"] for name in found.metrics() for one in found.series(name)} == {folder.run_id}
+        assert set(found.actors()) == {"driver", "replay", *rollouts} and all(one.values[-1] == 1 for one in found.series("up"))
+        assert {entry["labels"]["run"] for entry in listed[dropped - 1]} == {folder.run_id}
+        (stale,) = [one for one in found.series("streamrl_groups_dropped_total") if one.labels["reason"] == "stale"]
+        assert stale.values[-1] == dropped, "the last scrape is taken when the run ends"
+        assert read_targets(folder.targets) == []
+
+
+def test_targets_change_with_the_actors_and_only_then(folder):
+    with actors("replay", "rollout-0") as made:
+        board = Board(tiny_config(), folder)
+        run_beside(board, made)
+        first = folder.targets.stat()
+        run_beside(board, made)
+        assert folder.targets.stat().st_mtime_ns == first.st_mtime_ns and stat.S_IMODE(first.st_mode) == 0o644
+        run_beside(board, {"replay": made["replay"]})
+        assert [target.actor for target in read_targets(folder.targets)] == ["driver", "replay"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{board._port}/sd", timeout=5) as answer:
+            assert json.load(answer) == read_json(folder.targets) and answer.headers["Content-Type"].startswith("application/json")
+        with urllib.request.urlopen(f"http://127.0.0.1:{board._port}/metrics", timeout=5) as answer:
+            assert b"streamrl_actor_time_seconds_total" in answer.read()
+        board.close(board.summary("completed", None))
+
+
+def test_nothing_is_recorded_when_nothing_may_be_kept(folder):
+    board = Board(load(["configs/tiny_cpu.yaml"], ["telemetry.record_max_bytes=0"]), folder)
+    run_beside(board, {})
+    board.close(board.summary("completed", None))
+    assert recording_paths(folder) == []
+
+
+def test_steps_go_to_the_trackers_and_the_terminal_as_trainer_logger_says(folder, capsys):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed (extra tensorboard)")
+    board = Board(load(["configs/tiny_cpu.yaml"], ["trainer.logger=[tensorboard]"]), folder)
+    board._take(Progress([StepRecord(step=1, version=1, reward=0.5, step_s=1.0)], Totals(), {}, 1))
+    board.close(board.summary("completed", None))
+    assert "step 1" not in capsys.readouterr().err and len(read_steps(folder.steps)) == 1
+    assert any((folder.root / "tensorboard").iterdir())

@@ -1,31 +1,38 @@
-"""`streamrl launch` on a local Ray with the shipped tiny model: runs, deaths, stops, resumes."""
+"""`streamrl launch` on a local Ray with the shipped tiny model: runs, stops, resumes. Deaths that a run survives are in ``test_survival.py``."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import psutil
 import pytest
 
-from tests.actors.jobs import SMALL, Job, shared_memory_of
+from streamrl.cli.audit import audit
+from tests.actors.jobs import ROWS, SMALL, TINY, Job, clear, shared_memory_of
 
 pytestmark = pytest.mark.ray
-LONG = tuple("trainer.total_training_steps=400" if item.startswith("trainer.total") else item for item in SMALL)
+LONG = ("trainer.total_training_steps=400", *ROWS)
+Launch = Callable[..., Job]
 
 
-@pytest.fixture
-def launch(tmp_path):
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory) -> Iterator[Launch]:
+    """Runs that tests of this module share where one run shows several things."""
     jobs: list[Job] = []
 
-    def start(*arguments: str, name: str = "run", **options) -> Job:
-        folder = [] if "--resume" in arguments else [f"--run-dir={tmp_path / name}"]
-        job = Job(tmp_path / name, *folder, *arguments, **options)
-        jobs.append(job)
-        return job
+    def start(*arguments: str, of: Job | None = None) -> Job:
+        """A new run, or with ``of`` a resumed one."""
+        folder = of.folder if of else tmp_path_factory.mktemp("launch") / "run"
+        words = ("--resume", str(folder)) if of else (f"--run-dir={folder}",)
+        jobs.append(Job(folder, *words, *arguments, config=None if of else TINY))
+        return jobs[-1]
 
     yield start
     for job in jobs:
@@ -61,38 +68,59 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-def test_a_killed_rollout_actor_is_replaced_and_no_group_is_trained_twice(launch):
-    job = launch(*[item.replace("=3", "=12") if item.startswith("trainer.total") else item for item in SMALL])
-    job.until(lambda: len(job.trained_steps()) >= 2)
-    job.kill("rollout-0")
-    assert job.wait(200) == 0, job.output
-    summary = job.summary()
-    assert job.trained_steps() == list(range(1, 13))
-    assert summary["groups_trained"] == 12 * 16 and summary["lag_max"] <= 1
-    assert "rollout-0 died" in job.output
-
-
-def test_an_actor_that_may_not_be_restarted_ends_the_run_with_one_clear_error_and_resume_goes_on_with_its_rows(launch):
+@pytest.fixture(scope="module")
+def failed(launch) -> tuple[Job, float]:
+    """A run whose learner was killed although none may be restarted, and the seconds until it ended."""
     job = launch(*LONG, "trainer.save_freq=2", "cluster.max_restarts=0")
     job.until(lambda: len(job.trained_steps()) >= 3)
     killed = time.monotonic()
     job.kill("learner-0")
     assert job.wait(60) == 1, job.output
-    assert time.monotonic() - killed < 30
+    return job, time.monotonic() - killed
+
+
+def test_an_actor_that_may_not_be_restarted_ends_the_run_with_one_clear_error(failed):
+    job, ended_s = failed
+    assert ended_s < 30
     assert "learner-0" in job.output.splitlines()[-1] or "learner-0" in job.summary()["error"]
     assert "Traceback" not in job.output and "--resume" in job.output
+
+
+class Resumed(NamedTuple):
+    saved: int  # the step of the checkpoint that it went on from
+    steps: list[int]  # trained after it
+    ended_s: float  # after a second Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def resumed(launch, failed) -> Iterator[Resumed]:
+    job, _ = failed
     assert [name for name in shared_memory_of(job.folder) if not name.endswith("-weights")]  # the rows wait for the resumed run
-    saved = max(int(p.name.rsplit("_", 1)[1]) for p in (job.folder / "checkpoints").glob("global_step_*"))
-    again = launch("--resume", str(job.folder), f"trainer.total_training_steps={saved + 2}", config=None)
-    assert again.wait() == 0, again.output
-    summary = job.summary()
-    assert summary["status"] == "completed" and summary["steps"] == saved + 2
-    assert "0 groups lost rows" in job.folder.joinpath("logs", "replay.log").read_text()
-    assert shared_memory_of(job.folder) == []
+    saved = max(int(path.name.rsplit("_", 1)[1]) for path in (job.folder / "checkpoints").glob("global_step_*"))
+    before = len(job.trained_steps())
+    job = launch(of=job)
+    job.until(lambda: len(job.trained_steps()) >= before + 2)
+    os.kill(job.process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.kill(job.process.pid, signal.SIGINT)
+    asked = time.monotonic()
+    assert job.wait(30) == 130
+    yield Resumed(saved, job.trained_steps()[before:], time.monotonic() - asked)
+    clear(job.folder)
 
 
-def test_ctrl_c_saves_and_ends_in_order_within_20_s_and_a_second_one_ends_at_once(launch):
-    job = launch(*LONG, name="once")
+def test_resume_goes_on_behind_the_checkpoint_with_the_rows_of_the_failed_run(failed, resumed):
+    assert resumed.steps == list(range(resumed.saved + 1, resumed.saved + 1 + len(resumed.steps)))
+    log = failed[0].folder.joinpath("logs", "replay.log").read_text()
+    assert re.findall(r"(\d+) groups lost rows", log) == ["0"]
+
+
+def test_a_second_ctrl_c_ends_at_once(resumed):
+    assert resumed.ended_s < 5
+
+
+def test_ctrl_c_saves_and_ends_in_order_within_20_s_with_books_that_close(launch):
+    job = launch(*LONG)
     job.until(lambda: len(job.trained_steps()) >= 2)
     os.kill(job.process.pid, signal.SIGINT)
     asked = time.monotonic()
@@ -101,12 +129,6 @@ def test_ctrl_c_saves_and_ends_in_order_within_20_s_and_a_second_one_ends_at_onc
     assert job.summary()["status"] == "stopped"
     assert list((job.folder / "checkpoints").glob("global_step_*"))
     assert shared_memory_of(job.folder) == []
-
-    job = launch(*LONG, name="twice")
-    job.until(lambda: len(job.trained_steps()) >= 1)
-    os.kill(job.process.pid, signal.SIGINT)
-    time.sleep(0.2)
-    os.kill(job.process.pid, signal.SIGINT)
-    asked = time.monotonic()
-    assert job.wait(30) == 130
-    assert time.monotonic() - asked < 5
+    books = audit(job.folder)
+    assert books.closes, books.differences
+    assert books.groups.in_flight == 0 and books.groups.trained >= 2 * 16

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.advantages_speed import GAE_BAR_S, RATIO_BAR, times_s
 
 
+@pytest.mark.alone
 def test_every_estimator_is_within_reach_of_its_bar():
     fastest = {name: min(times) for name, times in times_s(repeats=4).items()}
     assert fastest["gae"] < 5 * GAE_BAR_S

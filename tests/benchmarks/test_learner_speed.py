@@ -1,6 +1,10 @@
 """The bars of the learner's speed on a small model, generous: a test must pass on a busy machine."""
 
+import pytest
+
 from tests.benchmarks.learner_speed import PADDING_BAR, one_rank, padding_share, sharing
+
+pytestmark = pytest.mark.alone
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 512}
 

@@ -6,6 +6,8 @@ from streamrl.config.losses import POLICY_LOSSES
 from tests.benchmarks.losses_speed import BAR, calls, inputs
 from tests.benchmarks.protocol_speed import interleaved
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def batch():

@@ -5,6 +5,8 @@ import torch
 
 from tests.benchmarks.protocol_speed import batch_speeds, line, memory, meta_speeds
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def one_thread():

@@ -1,6 +1,10 @@
 """The bars of the replay buffer's speed, with room for a busy machine."""
 
+import pytest
+
 from tests.benchmarks.replay_speed import pushes_per_s, take_ms
+
+pytestmark = pytest.mark.alone
 
 
 def test_pushes_are_taken_in_at_speed_with_the_journal_on(tmp_path):

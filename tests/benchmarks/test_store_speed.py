@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from streamrl.dataplane.sweep import PREFIX
 from tests.benchmarks import store_speed
+
+pytestmark = pytest.mark.alone
 
 
 def test_the_benchmark_measures_a_store_in_another_process_and_leaves_nothing():

@@ -202,6 +202,9 @@ def test_status_reads_files_only_and_says_when_the_driver_is_silent(tmp_path, ca
         log.append({"step": 3, "version": 3, "reward": 0.5})
         assert describe(folder, 161.0).startswith("running for 61 s, step 3 of 60, version 3\nstep 3  version 3  reward 0.500")
         assert "no word from the driver (pid 7) for 40 s" in describe(folder, 200.0)
+        rows = [{"waiter": "trainer", "what": "a batch", "on": "replay", "since": since, "limit_s": 1800.0} for since in (150.0, 65.0)]
+        write_json(folder.waits, {"time": 160.0, "actors": {"trainer": {"waits": rows}, "replay": None}})
+        assert "trainer has waited longest: 95 s for a batch of replay, limit 1800 s" in describe(folder, 200.0)
         write_json(folder.summary, RunSummary(status="completed", steps=60, wall_s=4.0, seed=1, engine="vllm"))
         assert main(["status", str(folder.root)]) == 0
         assert "run completed" in capsys.readouterr().out

@@ -22,6 +22,7 @@ SMALL = (
     f"data.train_batch_size={BATCH}",
     f"actor.ppo_mini_batch_size={BATCH}",
     f"rollout.n={N}",
+    "learner.num_threads=1",
     "run.seed=3",
 )
 
@@ -35,8 +36,7 @@ def python(tmp_path_factory) -> Path:
     return interpreter
 
 
-@pytest.fixture
-def files(tmp_path) -> dict[str, str]:
+def write_files(folder: Path) -> dict[str, str]:
     """Overrides for the package's names: rows, tool file and interaction file."""
     row = {
         "data_source": "plugin/rows",
@@ -44,25 +44,37 @@ def files(tmp_path) -> dict[str, str]:
         "prompt": [{"role": "user", "content": "12*34="}],
         "reward_model": {"style": "rule", "ground_truth": "408"},
     }
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row | {"extra_info": {"index": index}}) + "\n" for index in range(BATCH * STEPS * 2)))
-    (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: plugin_double\n")
-    (tmp_path / "interactions.yaml").write_text("interaction:\n  - class_name: plugin_world\n")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row | {"extra_info": {"index": index}}) + "\n" for index in range(BATCH * STEPS * 2)))
+    (folder / "tools.yaml").write_text("tools:\n  - class_name: plugin_double\n")
+    (folder / "interactions.yaml").write_text("interaction:\n  - class_name: plugin_world\n")
     return {
-        "data.train_files": str(tmp_path / "rows.jsonl"),
+        "data.train_files": str(folder / "rows.jsonl"),
         "data.val_files": "[]",
-        "data.tool_config_path": str(tmp_path / "tools.yaml"),
-        "rollout.multi_turn.interaction_config_path": str(tmp_path / "interactions.yaml"),
+        "data.tool_config_path": str(folder / "tools.yaml"),
+        "rollout.multi_turn.interaction_config_path": str(folder / "interactions.yaml"),
         "rollout.multi_turn.format": "plugin_format",
     }
+
+
+@pytest.fixture
+def files(tmp_path) -> dict[str, str]:
+    return write_files(tmp_path)
 
 
 def words(overrides: dict[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in overrides.items()]
 
 
+def start(python: Path, folder: Path, overrides: dict[str, str]) -> Job:
+    return Job(folder, f"--run-dir={folder}", *SMALL, *words(overrides), config=CONFIG, python=str(python))
+
+
 def launched(python: Path, folder: Path, overrides: dict[str, str]) -> Job:
     """A launch that has ended; its exit code is for the caller to judge."""
-    job = Job(folder, f"--run-dir={folder}", *SMALL, *words(overrides), config=CONFIG, python=str(python))
+    return ended(start(python, folder, overrides))
+
+
+def ended(job: Job) -> Job:
     try:
         job.wait(150)
     finally:
@@ -87,39 +99,47 @@ def test_a_package_adds_loop_tool_parser_interaction_and_reward_and_trains(pytho
         assert metrics["response_length/min"] > metrics["training/model_tokens/max"], "observations are part of the rows, but not trained"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("loop", r"got 'plugin_lop' \(known: .*plugin_loop.*tool_agent"),
-        ("source", r"got plugin/rovs \(known: .*plugin/rows"),
-        ("tool", r"an entry point of streamrl\.tools \(installed: plugin_double\)"),
-        ("parser", r"got 'plugin_fromat' \(known: .*hermes.*plugin_format"),
-        ("interaction", r"registered name \(.*plugin_world.*\).*got 'plugin_word'"),
-    ],
-)
-def test_a_wrong_name_is_refused_at_launch_with_the_known_ones(python, files, tmp_path, wrong, said):
-    misspell(files, wrong)
-    job = launched(python, tmp_path / "run", files)
+WRONG = {
+    "loop": r"got 'plugin_lop' \(known: .*plugin_loop.*tool_agent",
+    "source": r"got plugin/rovs \(known: .*plugin/rows",
+    "tool": r"an entry point of streamrl\.tools \(installed: plugin_double\)",
+    "parser": r"got 'plugin_fromat' \(known: .*hermes.*plugin_format",
+    "interaction": r"registered name \(.*plugin_world.*\).*got 'plugin_word'",
+}
+
+
+@pytest.fixture(scope="module")
+def refused(python, tmp_path_factory) -> dict[str, Job]:
+    """One launch with each name misspelt, all at once: they only read and refuse."""
+    jobs = {}
+    for wrong in WRONG:
+        folder = tmp_path_factory.mktemp(wrong)
+        jobs[wrong] = start(python, folder / "run", misspell(write_files(folder), wrong))
+    return {wrong: ended(job) for wrong, job in jobs.items()}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_name_is_refused_at_launch_with_the_known_ones(refused, wrong):
+    job = refused[wrong]
     assert job.process.returncode == 2, job.output
-    assert re.search(said, job.output) and len(job.output.splitlines()) == 1, job.output
+    assert re.search(WRONG[wrong], job.output) and len(job.output.splitlines()) == 1, job.output
 
 
-def misspell(files: dict[str, str], wrong: str) -> None:
+def misspell(files: dict[str, str], wrong: str) -> dict[str, str]:
     """In the file, or the override, where the name is used."""
-    places = {
+    if wrong == "parser":
+        return files | {"rollout.multi_turn.format": "plugin_fromat"}
+    key, right, name = {
         "loop": ("data.train_files", "plugin_loop", "plugin_lop"),
         "source": ("data.train_files", "plugin/rows", "plugin/rovs"),
         "tool": ("data.tool_config_path", "plugin_double", "plugin_dubble"),
         "interaction": ("rollout.multi_turn.interaction_config_path", "plugin_world", "plugin_word"),
-    }
-    if wrong == "parser":
-        files["rollout.multi_turn.format"] = "plugin_fromat"
-        return
-    if wrong == "source":  # with an interaction, rows may do without a score function
-        files["rollout.multi_turn.interaction_config_path"] = "null"
-    key, right, name = places[wrong]
+    }[wrong]
     path = Path(files[key])
     path.write_text(path.read_text().replace(right, name))
+    if wrong == "source":  # with an interaction, rows may do without a score function
+        return files | {"rollout.multi_turn.interaction_config_path": "null"}
+    return files
 
 
 def test_names_of_two_packages_are_refused_at_launch(files, tmp_path):

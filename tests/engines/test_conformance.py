@@ -110,6 +110,21 @@ def test_an_answer_ends_at_eos_or_at_its_length_and_says_which(bench: Bench) -> 
         assert answer.stop_reason == "eos" or len(answer.token_ids) == 40
 
 
+def test_the_tokens_under_way_tell_that_an_engine_works(bench: Bench) -> None:
+    async def claim() -> set[int | None]:
+        seen: set[int | None] = {bench.engine.tokens_under_way()}
+        asking = asyncio.gather(*(bench.ask(prompt(i), max_tokens=60, seed=i) for i in range(SLOTS)))
+        while not asking.done():
+            await asyncio.sleep(0)
+            seen.add(bench.engine.tokens_under_way())
+        await asking
+        return seen | {bench.engine.tokens_under_way()}
+
+    assert bench.engine.tokens_under_way() is None
+    seen = bench.run(claim())
+    assert None in seen and len(seen) > 3 and bench.engine.tokens_under_way() is None
+
+
 def test_a_stop_token_ends_the_answer_and_stays_in_it(bench: Bench) -> None:
     async def claim() -> tuple[GenerateResult, GenerateResult]:
         free = await bench.ask(prompt(3), temperature=0.0)

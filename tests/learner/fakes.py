@@ -101,6 +101,7 @@ def make_rank(model: str, store: DictStore, tmp: Path, *, rank: int = 0, ranks: 
         algorithm=changes.get("algorithm", AlgorithmConfig()),
         learner=LearnerConfig(ranks=ranks, dtype=changes.get("dtype", "float32"), step_timeout_s=30.0),
         weights=WeightsConfig(),
+        data=changes.get("data"),
         critic=changes.get("critic"),
         ref=changes.get("ref", RefConfig()),
         rollout_dtype=changes.get("rollout_dtype", "float32"),

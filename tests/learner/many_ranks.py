@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from streamrl.learner.rows import Rows
 from streamrl.learner.scoring import score_tokens
 from tests.learner.fakes import DictStore, make_rows
 from tests.learner.gradient_matrix import Bench, Build, make_actor, make_batch, run_cases
+from tests.learner.processes import rank_processes
 
 LIMIT_S = 240.0  # a hang; the machine may do much else
 
@@ -100,8 +100,7 @@ def _meet(number: int, ranks: int, addresses: Any) -> Comm:
 
 def run_processes(model: str, folder: Path) -> Callable[[int, int], dict[str, Any]]:
     """(ranks, rank) -> what that rank found."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = rank_processes()
     addresses, results = {2: context.Queue(), 4: context.Queue()}, context.Queue()
     processes = [context.Process(target=_rank, args=(number, addresses, results, model, folder), daemon=True) for number in range(4)]
     for process in processes:

@@ -9,10 +9,10 @@ import pytest
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import EngineError, SessionFailed, StaleWrite, StoreFull, WaitTimeout
 from streamrl.pipeline.loops import GroupWorker, feed_prompts, generate_groups, keep_leases
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
-from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, SessionPush
+from streamrl.protocol.groups import AdmissionReply, GroupLease, Heartbeat, LeaseReply, SessionPush, SpentTokens
 from streamrl.protocol.trajectory import Prompt, Trajectory
+from streamrl.protocol.waits import WaitTable
 from streamrl.telemetry.metrics import Metrics
 from streamrl.testing import make_trajectory
 
@@ -36,6 +36,7 @@ class Replay:
         self.pushed: list[SessionPush] = []
         self.cancel: list[tuple[str, int]] = []
         self.hold_open = asyncio.Event()
+        self.spent_tokens: list[tuple[str | None, int]] = []
 
     async def lease(self, worker: str, max_groups: int, wait_s: float) -> LeaseReply:
         if not self.leases:
@@ -53,6 +54,10 @@ class Replay:
     async def heartbeat(self, worker: str) -> Heartbeat:
         cancel, self.cancel = self.cancel, []
         return Heartbeat(cancel)
+
+    async def spent(self, worker: str, spent: list[SpentTokens]) -> int:
+        self.spent_tokens += [(tokens.uid, tokens.tokens) for tokens in spent]
+        return sum(tokens.tokens for tokens in spent)
 
 
 class Store:

@@ -14,10 +14,10 @@ import pytest
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import BreakerOpen, StoreFull, TakeTimeout
 from streamrl.pipeline.loops import cancel_all, feed_prompts, generate_groups, keep_leases
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.groups import GroupLease
 from streamrl.protocol.trajectory import Trajectory
+from streamrl.protocol.waits import WaitTable
 from streamrl.replay import ReplayBuffer, ReplayService
 from streamrl.telemetry.metrics import Metrics
 from streamrl.testing import make_trajectory
@@ -171,5 +171,25 @@ def test_b058_a_full_store_holds_back_the_put_and_nothing_else_on_its_loop(tmp_p
             assert not waiting.done()
             await store.async_kv_clear(["u0_0_0"], "train")
             await asyncio.wait_for(waiting, DEADLINE_S)
+
+    asyncio.run(case())
+
+
+def test_the_loops_show_their_waits_since_they_began_and_until_the_deadline_that_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.pipeline.loops.POLL_S", 0.01)
+
+    async def case() -> None:
+        house = House(tmp_path)
+        prompt, rollout = WaitTable("prompt"), worker(house.replay, Store(), Answers(house, hang_in={f"p{i}" for i in range(99)}), slots=N)
+        feeding = feed_prompts(house.prompts, house.replay, chunk=B, waits=prompt, metrics=Metrics("prompt", "prompt"), limit_s=60.0)
+        idle = worker(house.replay, Store(), Runner())
+        idle.name = "rollout-1"
+        tasks = [asyncio.create_task(loop) for loop in (feeding, generate_groups(rollout, n=N), generate_groups(idle, n=N))]
+        began = time.time()
+        await asyncio.sleep(0.1)
+        seen = {(row.what, row.limit_s): row.since for table in (prompt, rollout.waits) for row in table.rows()}
+        assert seen.keys() >= {("an admission slot", 60.0), ("a free session slot", 3600.0)}
+        assert all(since < began + 0.08 for since in seen.values())
+        await cancel_all(tasks)
 
     asyncio.run(case())

@@ -46,7 +46,7 @@ async def run_streaming(config, folder):
         advantages.append(dict(zip(meta.keys, rows["advantages"].unbind(), strict=True)))
         return report
 
-    pipeline._threaded.advantages = pipeline._threaded._in_thread(judged)
+    pipeline._threaded.advantages = pipeline._threaded._in_thread("advantages", judged)
     try:
         await pipeline.run()
         return records, advantages, dict(pipeline.learner_rank.engine.full_tensors(torch.float32))

@@ -15,13 +15,13 @@ from streamrl.pipeline.checkpoints import Checkpoints
 from streamrl.pipeline.records import StepRecord
 from streamrl.pipeline.trainer import Trainer
 from streamrl.pipeline.validation import Validator
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.groups import SessionPush
 from streamrl.protocol.keys import TrajectoryKey
 from streamrl.protocol.learn import StageReport, StepUpdates, UpdateReport, UpdateWork
 from streamrl.protocol.meta import KVBatchMeta
 from streamrl.protocol.trajectory import Prompt
 from streamrl.protocol.validation import ValQuestion, ValResult
+from streamrl.protocol.waits import WaitTable
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.replay import ReplayBuffer, ReplayService
 from streamrl.telemetry.metrics import Metrics

@@ -12,8 +12,8 @@ from streamrl.errors import ActorDied, DataError, ProtocolError, RunFailed
 from streamrl.pipeline.build import total_steps
 from streamrl.pipeline.val_metrics import row_metrics, validation_metrics
 from streamrl.pipeline.validation import Validator, ask
-from streamrl.pipeline.waits import WaitTable
 from streamrl.protocol.validation import ValQuestion, ValResult
+from streamrl.protocol.waits import WaitTable
 from streamrl.protocol.weights import WeightManifest, WeightReport
 from streamrl.weights.publisher import WeightPublisher
 

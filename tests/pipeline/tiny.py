@@ -21,6 +21,7 @@ def tiny_config(*overrides: str, prompts: int = 8, n: int = 4, steps: int = 3, e
         f"trainer.total_training_steps={steps}",
         "data.val_max_samples=16",
         "run.seed=11",
+        "learner.num_threads=1",  # a few small rows: a second thread would mostly wait for the first
     ]
     if engine == "scripted":
         base.append("weights.probe=false")  # it has no policy whose log-probs could be compared

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streamrl.cli.audit import audit
 from streamrl.config.rollout import ReplayConfig
 from streamrl.errors import Closed, LeaseExpired, StaleWrite
-from streamrl.protocol.groups import GroupLease, TakenBatch
+from streamrl.protocol.groups import GroupLease, SpentTokens, TakenBatch
 from streamrl.replay import BufferSpec, JournalledBuffer, ReplayBuffer
 from streamrl.replay.journal import FOLDER, journal_files
 from streamrl.replay.replayed import CallClock, replay
@@ -81,6 +82,8 @@ class World:
         version = self.engine_version[(lease.uid, lease.attempt)]
         session = (pick // 97) % N
         push = good(lease, session, version, rows=1 + pick % 2) if kind == "good" else bad(lease, session, "env_error", retryable=kind == "bad")
+        lost = (lease.seq_no + session) % 3  # the same in a repeat
+        push = msgspec.structs.replace(push, lost_tokens=lost, written_tokens=ROW_TOKENS * len(push.keys) - session if push.keys else None)
         alive = self.buffer.table.groups.get(lease.uid)
         known = alive.sessions.get(session) if alive is not None and alive.attempt == lease.attempt else None
         if known is not None and (known.keys != push.keys or known.reason != push.reason):
@@ -91,6 +94,11 @@ class World:
             assert fresh or known is not None
         except StaleWrite:
             assert not fresh
+
+    def spend(self, pick: int) -> None:
+        """Tokens that no push tells of: of a validation, of a group that was taken away, of one that nobody knows any more."""
+        uids = [None, "unknown", *(lease.uid for _, lease in self.leases)]
+        assert self.calls.spent("w0", [SpentTokens(1 + pick % 5, uids[pick % len(uids)]), SpentTokens(1)]) == 2 + pick % 5
 
     def push_again(self, pick: int) -> None:
         """A session that was acknowledged comes once more: nothing changes."""
@@ -208,6 +216,8 @@ class World:
         assert {reason: units.groups for reason, units in report.dropped.items() if units.groups} == stats.dropped
         assert (report.trajectories.generated, report.trajectories.trained) == (stats.trajectories_generated, stats.trajectories_trained)
         assert {reason: units.tokens for reason, units in report.dropped.items() if units.tokens} == stats.tokens_dropped
+        places = {fate: count for fate, count in stats.token_fates.items() if count}
+        assert report.policy_tokens == places | ({"in_flight": stats.tokens_in_flight} if stats.tokens_in_flight else {})
         assert report.groups.in_flight == len(self.buffer.table.groups) and report.lag_max == stats.lag_max
 
 
@@ -230,6 +240,7 @@ _EVENTS = {  # how often each happens
     "save": 1,
     "back": 0.5,
     "give_up": 0.5,
+    "spend": 2,
 }
 
 
@@ -251,6 +262,8 @@ def step(world: World, number: int) -> None:
         world.push_again(pick)
     elif kind == "give_up":
         world.give_up(pick)
+    elif kind == "spend":
+        world.spend(pick)
     elif kind == "take":
         world.take(rng.choice([1, 2, 2, 2, 3]))
     elif kind == "end":

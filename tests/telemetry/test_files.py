@@ -11,7 +11,7 @@ import pytest
 from streamrl.errors import UsageError
 from streamrl.telemetry import logs
 from streamrl.telemetry.live import format_line, format_summary
-from streamrl.telemetry.run_folder import RunFolder, read_json, write_json
+from streamrl.telemetry.run_folder import RunFolder, list_quarantined, read_json, write_json
 from streamrl.telemetry.steps import StepLog, read_steps
 from streamrl.telemetry.summary import RunSummary, read_summary
 from streamrl.telemetry.targets import Target, write_targets
@@ -169,3 +169,15 @@ def test_run_folders_of_one_name_in_two_places_are_two_runs(tmp_path):
     ids = [RunFolder(tmp_path / place / "run").run_id for place in ("a", "b")]
     assert ids[0] != ids[1] and all(name.startswith("run-") for name in ids)
     assert RunFolder(tmp_path / "a" / "run").run_id == ids[0]
+
+
+def test_quarantined_prompts_are_listed_anew_and_a_full_disk_is_only_said(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert list_quarantined(folder, ["math/7"]) and list_quarantined(folder, ["math/7", "code/\N{SNOWMAN}"])
+    assert [record["prompt"] for record in read_steps(folder.quarantine)] == ["math/7", "code/\N{SNOWMAN}"]
+    assert not list_quarantined(RunFolder(tmp_path / "gone"), ["math/7"])
+
+
+def test_an_error_that_names_a_file_with_undecodable_bytes_is_written(tmp_path):
+    write_json(tmp_path / "summary.json", {"error": ["no file \udcff.parquet"], "steps": 3})
+    assert read_json(tmp_path / "summary.json") == {"error": ["no file \\udcff.parquet"], "steps": 3}

@@ -12,6 +12,7 @@ import asyncio
 
 from streamrl.errors import SessionFailed, StreamrlError
 from streamrl.protocol.generate import SamplingParams
+from streamrl.protocol.spending import counting_for, current
 from streamrl.rollout.base import AgentLoopOutput
 from streamrl.rollout.endpoint.api import ApiError, ChatRequest, Reply
 from streamrl.rollout.endpoint.conversation import Conversation, Parts, context_length_exceeded
@@ -29,6 +30,7 @@ class EndpointSession:
         self._conversations: list[Conversation] = []  # by last answer
         self._num_begun = 0
         self._num_calls = 0
+        self._spending = current()  # calls arrive in tasks of the server
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused: str | None = None  # why the newest call was refused: a budget is used up; None after an answer
 
@@ -59,7 +61,8 @@ class EndpointSession:
         except Exception as error:  # templates raise what their expressions raise, for messages in an order they do not know
             raise ApiError(400, f"messages are what the chat template takes, got {type(error).__name__}: {error}", param="messages") from error
         conversation.asked = list(request.keys)
-        conversation.pending = asyncio.create_task(self._answered(conversation, request.max_tokens))
+        with counting_for(self._spending):
+            conversation.pending = asyncio.create_task(self._answered(conversation, request.max_tokens))
         return conversation.pending
 
     def _ready(self, request: ChatRequest) -> Conversation:

@@ -19,6 +19,7 @@ import numpy as np
 from streamrl.errors import SessionFailed
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.waits import shown
 from streamrl.rollout.contain import contained, words
 from streamrl.rollout.interactions.base import BaseInteraction, Turn
 from streamrl.rollout.threads import call
@@ -81,7 +82,8 @@ class InteractionSession:
 
     async def _ask(self, method: str, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         try:
-            return await within(contained(call(function, *args, **kwargs)), self._timeout_s, f"{method} of {self._name}", self._clock)
+            with shown(f"its {method}", f"interaction {self._name}", self._timeout_s):
+                return await within(contained(call(function, *args, **kwargs)), self._timeout_s, f"{method} of {self._name}", self._clock)
         except SessionFailed:
             raise
         except Exception as error:

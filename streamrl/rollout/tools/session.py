@@ -19,6 +19,7 @@ import msgspec
 from streamrl.errors import WaitTimeout
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.waits import shown
 from streamrl.rollout.contain import contained
 from streamrl.rollout.parsers.base import ToolCall
 from streamrl.rollout.session_metrics import ToolTime
@@ -138,7 +139,8 @@ class ToolSession:
 
     async def _run(self, tool: BaseTool, name: str, arguments: dict[str, Any]) -> ToolResult:
         try:
-            response, reward, metrics = await self._limited(self._execute(tool, name, arguments), self._timeout_s, f"a call of {name}")
+            with shown("a call", f"tool {name}", self._timeout_s):
+                response, reward, metrics = await self._limited(self._execute(tool, name, arguments), self._timeout_s, f"a call of {name}")
         except WaitTimeout:
             return ToolResult(text=f"Error: {name} gave no result within {self._timeout_s:g} s", outcome="timeout")
         except Exception as error:  # tools are user code

@@ -1,0 +1,155 @@
+"""What stands at the end of a chain: something that waits for nobody, or that does not answer. Each kind in words, with the next step.
+
+``certain``: it will not go on by itself, however long one waits. Otherwise ``quiet_s`` tells for how long it has got nothing done; whether that is too
+long is for ``diagnose.py`` to say.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamrl.diagnosis.result import span
+from streamrl.diagnosis.view import RunView
+from streamrl.protocol.waits import Calls, Doing
+
+SILENT_S = 10.0  # the driver asks every second; an actor that gives no answer for this long does not work
+FAILING_GROUPS = 4  # whose sessions failed in a row, without one success between them: fewer are a few bad rows
+FAILING_S = 5.0  # so long, before it is certain
+STACKS = "see where it stands with: streamrl why RUN --stacks"
+
+LIMIT_KEYS = {
+    "engine": "rollout.timeouts.generate_s",
+    "tool": "rollout.timeouts.tool_s",
+    "scorer": "reward.timeout_s",
+    "agent loop": "rollout.timeouts.session_s",
+    "interaction": "rollout.timeouts.interaction_s",
+}
+
+
+class Root(msgspec.Struct, frozen=True):
+    """``says``: a clause with the culprit as its subject. ``works``: it is busy, and that is all."""
+
+    culprit: str
+    says: str
+    next_step: str
+    actor: str = ""  # whose process it is in
+    certain: bool = False
+    works: bool = False
+    quiet_s: float = 0.0
+    evidence: tuple[str, ...] = ()
+
+
+def log_of(name: str) -> str:
+    return f"logs/{name}.log"
+
+
+def unresponsive(view: RunView, name: str, patience_s: float = SILENT_S) -> Root | None:
+    """An actor whose process is gone or stopped, or that does not answer though it lives. None: it answers."""
+    silent_s, state = view.silent_s(name), view.state_of(name)
+    if name not in view.table.actors:
+        return Root(name, "is not there: the driver has not started it, or is replacing it", f"see {log_of('driver')}", name, certain=False)
+    if not silent_s:
+        return None
+    health, since = view.health(name), f"for {span(silent_s)}"
+    pid = f"pid {health.pid}" if health is not None else "pid unknown"
+    if state == "stopped":
+        pid_text = f"kill -CONT {health.pid}" if health is not None else "a SIGCONT"
+        return Root(name, f"({pid}) is stopped by a signal and has not answered {since}", f"let it go on with: {pid_text}", name, True, quiet_s=silent_s)
+    if state == "gone":
+        return Root(
+            name,
+            f"({pid}) is dead; it last answered {span(silent_s)} ago",
+            f"the driver replaces it; its end is in {log_of(name)}",
+            name,
+            silent_s > patience_s,
+        )
+    if silent_s <= patience_s:
+        return None
+    if health is None or not health.is_open or (view.processes.get(name) and view.processes[name][0].pid != health.pid):
+        step = f"cluster.start_timeout_s ends the wait; see {log_of(name)}"
+        return Root(name, f"is being opened and has not answered {since}", step, name, quiet_s=silent_s)
+    if state == "unknown" and view.host(name):
+        return Root(
+            name,
+            f"({pid} on {view.host(name)}) has not answered {since}: its node is cut off or down, or its event loop is blocked",
+            f"check the network to {view.host(name)} and that node's processes; then {log_of(name)}",
+            name,
+            True,
+            quiet_s=silent_s,
+        )
+    return Root(name, f"({pid}) lives and has not answered {since}: its event loop is blocked", STACKS, name, True, quiet_s=silent_s)
+
+
+def kind_of(on: str) -> tuple[str, str]:
+    """("tool", "search") of what a session waits for."""
+    for kind in LIMIT_KEYS:
+        if on == kind or on.startswith(f"{kind} "):
+            return kind, on[len(kind) + 1 :]
+    return on, ""
+
+
+def held_by(view: RunView, name: str, doing: Doing) -> Root:
+    """What a session of rollout actor ``name`` waits for innermost, when that is neither an actor nor the store."""
+    kind, _ = kind_of(doing.on)
+    age_s = view.age(name, doing.on_since) if doing.on_since else view.age(name, doing.since)
+    if kind == "engine":
+        return _engine(view, name, doing, age_s)
+    if kind not in LIMIT_KEYS:
+        says = f"of {name} has handed its rows over for {span(age_s)}" if kind == "replay" else f"of {name} has computed for {span(age_s)} and waits for nobody"
+        return Root(f"session {doing.name}", says, f"look for what blocks it in {log_of(name)}; {STACKS}", name, quiet_s=age_s)
+    calls = view.calls(name, doing.on)
+    limit = f" of at most {span(doing.limit_s)}" if doing.limit_s is not None else ""
+    says = f"in {name} has not returned for {span(age_s)}{limit} (session {doing.name})"
+    return Root(
+        doing.on, says, _advice(kind, name), name, quiet_s=age_s, evidence=_record(calls) if calls is not None else ("none of its calls has ended so far",)
+    )
+
+
+def _advice(kind: str, name: str) -> str:
+    limit = LIMIT_KEYS[kind]
+    return {
+        "tool": f"look at the tool: what it waits for, its server; {limit} ends such a call; {STACKS}",
+        "scorer": f"look at the scorer, or at the server it asks; {limit} ends such a call; {log_of(name)} has its errors",
+        "agent loop": f"the agent's own code does not go on; {limit} ends the session, replay.wait_s gives the group up; {STACKS}",
+        "interaction": f"look at the interaction, or at what it asks; {limit} ends such a call",
+    }[kind]
+
+
+def _record(calls: Calls) -> tuple[str, ...]:
+    found = [f"{calls.on}: {calls.ended} calls have ended, {calls.failures} failures in a row"]
+    return (*found, f"newest error of {calls.on}: {calls.error}") if calls.error else tuple(found)
+
+
+def _engine(view: RunView, name: str, doing: Doing, age_s: float) -> Root:
+    """Quiet means: no token, where the engine can tell, else no answer."""
+    health, calls = view.health(name), view.calls(name, doing.on)
+    facts = health.rollout if health is not None else None
+    last_s = view.age(name, calls.last_end) if calls is not None and calls.last_end else None
+    quiet_s = facts.engine_quiet_s if facts is not None and facts.engine_quiet_s is not None else min(age_s, last_s if last_s is not None else age_s)
+    num = sum(wait.count for wait in view.waits(name) if wait.on == doing.on)
+    dead = [process.pid for process in view.processes.get(name, [])[1:] if process.state == "gone"]
+    answered = f"; its last answer came {span(last_s)} ago" if last_s is not None else "; it has answered nothing so far"
+    if dead and quiet_s > SILENT_S / 2:
+        says = f"is dead: its process {dead[0]} is gone, {num} requests wait for it{answered}"
+        return Root(f"{name} engine", says, f"see {log_of(name)}; kill {name} to have it replaced", name, True, quiet_s=quiet_s)
+    says = f"has {num} requests in flight and gave no token for {span(quiet_s)}{answered}"
+    return Root(f"{name} engine", says, f"see {log_of(name)}; rollout.timeouts.generate_s ends a call; {STACKS}", name, works=True, quiet_s=quiet_s)
+
+
+def failing(view: RunView, names: list[str]) -> Root | None:
+    """A scorer, engine, interaction or agent loop whose calls only fail; the most telling one. A failing tool is an answer for the model."""
+    found: list[tuple[int, int, str, Calls]] = []
+    for name in names:
+        health = view.health(name)
+        for calls in health.calls if health is not None else []:
+            kind, _ = kind_of(calls.on)
+            if calls.failing_groups >= FAILING_GROUPS and kind in LIMIT_KEYS and kind != "tool":
+                found.append((list(LIMIT_KEYS).index(kind) if kind != "scorer" else -1, -calls.failures, name, calls))
+    if not found:
+        return None
+    _, _, name, calls = min(found, key=lambda one: one[:3])
+    culprit = f"{name} engine" if calls.on == "engine" else calls.on
+    says = f"in {name} has failed {calls.failures} times in a row: {calls.error}"
+    failing_s = view.age(name, calls.failing_since)
+    step = f"correct it; the first error has its traceback in {log_of(name)}"
+    return Root(culprit, says, step, name, failing_s > FAILING_S, quiet_s=failing_s, evidence=_record(calls)[:1])
