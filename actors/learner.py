@@ -40,7 +40,8 @@ class LearnerActor(Host):
 
     async def join(self, address: str) -> Any:
         """Meet the other ranks, load and shard the model."""
-        return await self._guarded(self._join(address))
+        with self.metrics.state("start"):
+            return await self._guarded(self._join(address))
 
     async def _join(self, address: str) -> None:
         await asyncio.to_thread(self.rank.start, address)

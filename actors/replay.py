@@ -29,6 +29,7 @@ class ReplayActor(Host):
         exporting = asyncio.create_task(export_every(self._export, SystemClock()))
         try:
             await self.replay.run_timers()
+            await self._export()  # how it ended, for the last scrape
         finally:
             exporting.cancel()
 
@@ -43,4 +44,3 @@ class ReplayActor(Host):
 
     async def close(self) -> None:
         await self.replay.close()
-        await self._export()  # how it ended, for the last scrape

@@ -88,18 +88,21 @@ class TrainerActor(Host):
 
     async def prepare(self) -> Any:
         """Restore and publish the starting weights; before any loop runs."""
-        return await self._guarded(self.trainer.prepare())
+        with self.metrics.state("start"):
+            return await self._guarded(self.trainer.prepare())
 
     async def recall(self) -> Any:
         """Go on where another trainer's process stood; before the replicas join."""
-        return await self._guarded(self._recall())
+        with self.metrics.state("start"):
+            return await self._guarded(self._recall())
 
     async def _recall(self) -> None:
         await self.trainer.recall(self._predecessor())
 
     async def fall_back(self) -> Any:
         """Go on from the newest checkpoint with new learner ranks; before the replicas join."""
-        return await self._guarded(self._fall_back())
+        with self.metrics.state("start"):
+            return await self._guarded(self._fall_back())
 
     async def _fall_back(self) -> None:
         await self.trainer.fall_back(self._predecessor())

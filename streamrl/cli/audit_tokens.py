@@ -12,7 +12,7 @@ from streamrl.protocol.groups import WASTES, ReplayStats, SessionPush
 
 
 class TokenBook:
-    """``fates``: trained, stale, filtered, failed, evaluation; what has none is in flight."""
+    """``fates``: trained, stale, filtered, failed, evaluation; what has none is in flight, or was when the run ended in order."""
 
     def __init__(self, totals: ReplayStats | None = None) -> None:
         self.generated = 0 if totals is None else totals.generated_tokens
@@ -48,7 +48,9 @@ class TokenBook:
 
     def _end(self, tokens: int, end: str) -> None:
         reason = end.partition("(")[2].rstrip(")") if "(" in end else end
-        self.fates["trained" if reason == "trained" else WASTES.get(reason, "failed")] += tokens
+        fate = "trained" if reason == "trained" else WASTES.get(reason, "failed")
+        if fate != "in_flight":  # of a run that has ended
+            self.fates[fate] += tokens
 
 
 def places(fates: Mapping[str, int], in_flight: int) -> dict[str, int]:

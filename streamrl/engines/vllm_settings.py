@@ -18,6 +18,7 @@ METRICS: dict[str, Any] = {  # its own are on the rollout actor's page, which sh
     "disable_log_stats": False,
     "served_model_name": "policy",
 }
+CPU_BLOCK_TOKENS = 32  # the smallest that attention on the CPU takes; with vLLM's 128 the sessions of a group share nothing of a shorter prompt
 CPU_BATCH_TOKENS = 4096  # of one step: enough to prefill some dozens of short prompts together
 
 
@@ -58,6 +59,7 @@ def engine_args(model: ModelConfig, rollout: RolloutConfig, max_model_len: int, 
     if on_cpu:
         # a prompt cut into chunks makes vLLM take back a seeded generator's step, which CPU generators can't: the engine would die
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, CPU_BATCH_TOKENS)}
+        arguments["block_size"] = CPU_BLOCK_TOKENS
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     return AsyncEngineArgs(**arguments | METRICS | options.engine_kwargs)

@@ -36,6 +36,7 @@ WASTES: dict[str, str] = {  # token fates of what is not trained, by reason; eve
     "zero_variance": "filtered",
     "group_too_small": "filtered",
     "evaluation": "evaluation",
+    "shutdown": "in_flight",  # no fault and no choice: the run ended before they did
 }
 AdmissionReason = Literal["staleness_bound", "buffer_full", "inflight_limit", "weight_sync", "breaker"]
 

@@ -4,7 +4,7 @@
 
 Observations are left out, which the ledger's tokens count. A token shares the fate of its group, also where the correction gives it no weight. What a
 session wrote and no row holds has failed; what was written for a group that was taken away shares that group's fate. Tokens that a process had
-written and not reported when it was killed are known to nobody, and in no number here.
+written and not reported when it was killed are known to nobody, and in no number here. What was in flight when a run ended in order stays so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 
 from streamrl.protocol.groups import WASTES, ReplayStats
 
-TRAINED, FAILED = "trained", "failed"
+TRAINED, FAILED, IN_FLIGHT = "trained", "failed", "in_flight"
 
 
 def fate_of_reason(reason: str) -> str:
@@ -41,8 +41,8 @@ class TokenFates:
 
     def spend(self, tokens: int, reason: str) -> None:
         """In no row, or in rows that were refused."""
-        self.generated += tokens
-        self.fates[fate_of_reason(reason)] += tokens
+        self.arrive(tokens)
+        self.waste(tokens, reason)
 
     def train(self, tokens: int) -> None:
         self.in_flight -= tokens
@@ -50,8 +50,10 @@ class TokenFates:
 
     def waste(self, tokens: int, reason: str) -> None:
         """They were in flight."""
-        self.in_flight -= tokens
-        self.fates[fate_of_reason(reason)] += tokens
+        fate = fate_of_reason(reason)
+        if fate != IN_FLIGHT:
+            self.in_flight -= tokens
+            self.fates[fate] += tokens
 
     def roll_back(self, tokens: int, kept: bool) -> None:
         """Their update is lost; their rows are ``kept``, or lost too."""

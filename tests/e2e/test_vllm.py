@@ -7,8 +7,6 @@ order; sampling follows the request seed, so tokens are equal as long as no draw
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,25 +26,23 @@ LIMIT_S = 300
 VLLM = ROOT / "configs" / "tiny_vllm_cpu.yaml"
 
 
-@contextmanager
-def launched(folder: Path, *overrides: str) -> Iterator[Job]:
-    """A run that has come to its end behind the block; within the block it goes on."""
+def launched(folder: Path, *overrides: str) -> Job:
     before = set(os.listdir("/dev/shm"))
     job = Job(folder, f"--run-dir={folder}", *overrides, config=VLLM)
     try:
-        yield job
         assert job.wait(LIMIT_S) == 0, job.output
     finally:
         job.end()
     left = {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("streamrl-") or RunFolder(folder).run_id in name}
     assert not left, "no shared-memory file of the run stays behind, the engine's own included"
+    return job
 
 
 def test_the_synchronous_run_on_two_ranks_equals_the_reference_on_vllm_in_float32(tmp_path):
     sync = ("replay.max_staleness=0", "rollout.n=4", "data.train_batch_size=8", "actor.ppo_mini_batch_size=8", "learner.num_threads=1", "run.seed=11")
+    job = launched(tmp_path / "run", *sync, f"trainer.total_training_steps={STEPS}", "trainer.val_before_train=false", "learner.ranks=2")
     config = tiny_config("replay.max_staleness=0", steps=STEPS, engine="vllm")
-    with launched(tmp_path / "run", *sync, f"trainer.total_training_steps={STEPS}", "trainer.val_before_train=false", "learner.ranks=2") as job:
-        reference = reference_run(config, tmp_path / "reference", STEPS)
+    reference = reference_run(config, tmp_path / "reference", STEPS)
 
     steps = [record for record in job.steps() if "reward" in record]
     assert len(steps) == STEPS
@@ -60,8 +56,7 @@ def test_the_synchronous_run_on_two_ranks_equals_the_reference_on_vllm_in_float3
 
 def test_an_asynchronous_run_on_vllm_publishes_its_versions_and_keeps_the_bound(tmp_path):
     small = ("data.train_batch_size=16", "actor.ppo_mini_batch_size=16", "trainer.total_training_steps=8", "learner.num_threads=1", "run.seed=3")
-    with launched(tmp_path / "run", *small) as job:
-        pass
+    job = launched(tmp_path / "run", *small)
     summary = job.summary()
     assert summary["status"] == "completed" and summary["weight_version"] == 8
     assert summary["lag_max"] <= summary["max_staleness"] == 1

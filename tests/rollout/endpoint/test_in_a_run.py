@@ -11,11 +11,14 @@ import pytest
 from streamrl.config.data import DataConfig
 from streamrl.config.rollout import AgentConfig, RolloutConfig
 from streamrl.errors import ConfigError, SessionFailed
+from streamrl.pipeline.spending import Metered
 from streamrl.protocol.generate import SamplingParams
+from streamrl.protocol.spending import counted
 from streamrl.protocol.validation import ValQuestion
 from streamrl.rollout import GroupSessionRunner
 from streamrl.rollout.endpoint.agents import run_command
 from streamrl.rollout.locate import locate
+from streamrl.telemetry.metrics import Metrics
 from tests.rollout.endpoint.world import black_box, row, run
 from tests.rollout.fakes import EqualScorer, lease
 from tests.rollout.fakes import row as dataset_row
@@ -136,3 +139,15 @@ def test_the_environment_of_a_command_goes_around_proxies(monkeypatch):
     script = "import os, sys; sys.stdin.read(); print(int(os.environ['NO_PROXY'] == os.environ['no_proxy'] == 'example.org,127.0.0.1'))"
     assert asyncio.run(run_command([sys.executable, "-c", script], "http://127.0.0.1:1/v1", "k", row())).reward == 1.0
     assert "OPENAI_API_KEY" not in os.environ
+
+
+def test_its_tokens_are_counted_for_the_session_although_its_calls_arrive_in_tasks_of_the_server(tmp_path):
+    async def spent() -> tuple[int, int]:
+        with counted() as tokens:
+            rows = await runner_of(tmp_path, Metered(Writes("16" + END, "15" + END), metrics)).run(lease(the_row), 0, 0)
+        return tokens.generated, sum(sum(one.response_mask) for one in rows)
+
+    metrics = Metrics("rollout", "rollout-0", strict=True)
+    the_row = dataset_row("12+3=", "15", agent_name="mine", extra_info={})
+    generated, written = asyncio.run(spent())
+    assert generated == written > 0
