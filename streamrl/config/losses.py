@@ -17,12 +17,14 @@ CLIP = frozenset({"clip_ratio", "clip_ratio_low", "clip_ratio_high"})
 
 @dataclass(frozen=True)
 class LossTraits:
-    """One loss. ``batch_dependent``: its selection of tokens covers the mini-batch, so the learner prepares it before the first micro-batch."""
+    """One loss. ``batch_dependent``: its selection of tokens covers the mini-batch, so the learner prepares it before the first micro-batch.
+    ``scales_advantage``: the advantage is a factor of it, so a token without one has neither loss nor gradient."""
 
     options: frozenset[str] = frozenset()
     default_mode: str = "token-mean"  # when actor.loss_agg_mode is null
     fixed_mode: bool = False  # the formula says how it is aggregated; another actor.loss_agg_mode is refused
     batch_dependent: bool = False
+    scales_advantage: bool = False
 
 
 def _policy_loss(*names: str) -> frozenset[str]:
@@ -30,17 +32,17 @@ def _policy_loss(*names: str) -> frozenset[str]:
 
 
 POLICY_LOSSES: dict[str, LossTraits] = {
-    "vanilla": LossTraits(CLIP | {"clip_ratio_c"}),
-    "dppo_tv": LossTraits(CLIP | _policy_loss("dppo_truncation")),
-    "dppo_kl": LossTraits(CLIP | _policy_loss("dppo_truncation")),
-    "gspo": LossTraits(CLIP, default_mode="seq-mean-token-mean"),
-    "sapo": LossTraits(frozenset({"tau_pos", "tau_neg"}), default_mode="seq-mean-token-mean", fixed_mode=True),
-    "gpg": LossTraits(),
+    "vanilla": LossTraits(CLIP | {"clip_ratio_c"}, scales_advantage=True),
+    "dppo_tv": LossTraits(CLIP | _policy_loss("dppo_truncation"), scales_advantage=True),
+    "dppo_kl": LossTraits(CLIP | _policy_loss("dppo_truncation"), scales_advantage=True),
+    "gspo": LossTraits(CLIP, default_mode="seq-mean-token-mean", scales_advantage=True),
+    "sapo": LossTraits(frozenset({"tau_pos", "tau_neg"}), default_mode="seq-mean-token-mean", fixed_mode=True, scales_advantage=True),
+    "gpg": LossTraits(scales_advantage=True),
     "dro": LossTraits(_policy_loss("dro_beta")),
-    "cispo": LossTraits(CLIP),
+    "cispo": LossTraits(CLIP, scales_advantage=True),
     "clip_cov": LossTraits(CLIP | _policy_loss("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), batch_dependent=True),
     "kl_cov": LossTraits(_policy_loss("kl_cov_ratio", "ppo_kl_coef"), batch_dependent=True),
-    "geo_mean": LossTraits(CLIP, default_mode="seq-mean-token-mean", fixed_mode=True),
+    "geo_mean": LossTraits(CLIP, default_mode="seq-mean-token-mean", fixed_mode=True, scales_advantage=True),
     "bypass_mode": LossTraits(CLIP | {"clip_ratio_c"}),  # with loss_type ppo_clip; reinforce reads none
 }
 

@@ -75,6 +75,9 @@ class CriticLesson:
     def prepare(self, rows: Rows, chosen: list[int], global_step: int, number: int) -> Rows:
         return rows
 
+    def with_gradient(self, rows: Rows, chosen: list[int]) -> list[int]:
+        return chosen
+
     def check_parts(self, num_parts: int) -> None:
         pass
 

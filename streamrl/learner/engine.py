@@ -150,6 +150,10 @@ class PolicyEngine(TrainableModel):
         assert kept is not None and places_N is not None
         return kept.scored_at(places_N)
 
-    def reshard(self) -> None:
+    def forget(self) -> None:
+        """Keep no pass."""
         self._kept = None
+
+    def reshard(self) -> None:
+        self.forget()
         super().reshard()

@@ -17,7 +17,7 @@ from torch import Tensor
 from streamrl.algorithms import corrections, kl, losses
 from streamrl.algorithms.losses.tokens import Select
 from streamrl.algorithms.masks import masked
-from streamrl.config.losses import agg_mode
+from streamrl.config.losses import POLICY_LOSSES, LossTraits, agg_mode
 from streamrl.config.objective import SEQUENCE_MODES, acting_loss, makes_weights
 from streamrl.config.training import ActorConfig, AlgorithmConfig
 from streamrl.learner.forward import Scored
@@ -49,6 +49,7 @@ class Objective:
         self._call = self.loss
         if name == "bypass_mode":
             self._call = partial(self.loss, correction=replace(algorithm.rollout_correction, rollout_rs=None, rollout_rs_threshold=None))
+        self.scales_advantage = POLICY_LOSSES.get(name, LossTraits()).scales_advantage and not actor.use_kl_loss and not actor.entropy_coeff
         self.fields = ["loss_mask", "old_log_probs", "advantages"]
         self.fields += ["rollout_is_weights"] if makes_weights(algorithm) else []
         self.fields += ["ref_log_prob"] if actor.use_kl_loss else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from streamrl.config.batching import MicroBatching
-from streamrl.learner.balance import Parts, Prompt, check_budget, grouped_micro_batches, micro_batches, padded_micro_batches
+from streamrl.learner.balance import Parts, Prompt, check_budget, computed_tokens, grouped_micro_batches, micro_batches, padded_micro_batches
 from streamrl.learner.comm import Comm
 from streamrl.learner.packing import Layout
 from streamrl.learner.rows import Rows
@@ -33,7 +33,7 @@ def plan_passes(model: Model, rows: Rows, chosen: list[int], sizes: MicroBatchin
     if budget is not None:
         check_budget(lengths, budget, [rows.keys[i] for i in chosen])
     tokens = budget or max([FASTEST_TOKENS, *lengths])
-    prompts = [Prompt(rows.prompts[i] if model.layout.shared_prompts else i, rows.prompt_lengths[i]) for i in chosen]
+    prompts = _prompts(model, rows, chosen)
 
     def cut(count: int) -> Parts:
         if not model.layout.packed:
@@ -45,6 +45,15 @@ def plan_passes(model: Model, rows: Rows, chosen: list[int], sizes: MicroBatchin
 
     count = int(model.comm.max([len(cut(0))])[0])
     return [[chosen[i] for i in part] for part in cut(count)]
+
+
+def cost(model: Model, rows: Rows, chosen: list[int]) -> int:
+    """Tokens that a pass of these rows computes, without padding."""
+    return computed_tokens([rows.lengths[i] for i in chosen], _prompts(model, rows, chosen), range(len(chosen)))
+
+
+def _prompts(model: Model, rows: Rows, chosen: list[int]) -> list[Prompt]:
+    return [Prompt(rows.prompts[i] if model.layout.shared_prompts else i, rows.prompt_lengths[i]) for i in chosen]
 
 
 def _budget(sizes: MicroBatching, training: bool) -> int | None:

@@ -10,8 +10,11 @@ from streamrl.errors import ConfigError
 from streamrl.learner.engine import PolicyEngine
 from streamrl.learner.monitor import UpdateMonitor
 from streamrl.learner.objective import SELECTED, Denominators, Objective, counts_sessions
+from streamrl.learner.passes import cost
 from streamrl.learner.rows import MicroBatch, Rows
 from streamrl.learner.selection import select_tokens
+
+BACKWARD, FORWARD_AND_BACKWARD = 2, 3  # what a token costs
 
 
 class PolicyLesson:
@@ -19,12 +22,13 @@ class PolicyLesson:
 
     name = "actor"
 
-    def __init__(self, engine: PolicyEngine, actor: ActorConfig, objective: Objective, *, seed: int) -> None:
+    def __init__(self, engine: PolicyEngine, actor: ActorConfig, objective: Objective, *, seed: int, has_one_update: bool = False) -> None:
         self._engine = engine
         self._actor = actor
         self._objective = objective
         self._seed = seed
         self._monitor = UpdateMonitor(actor)
+        self._has_one_update = has_one_update  # in a step: old and new log-probs are the same, and no metric tells more of a row than its gradient
         self._is_only_pass = False
         self.fields = objective.fields
         self.counts_sessions = counts_sessions(actor)
@@ -39,6 +43,18 @@ class PolicyLesson:
             return rows
         generator = losses.selection_generator(self._seed, global_step, number)
         return rows.with_column(SELECTED, select_tokens(self._engine, rows, chosen, self._actor, select, generator))
+
+    def with_gradient(self, rows: Rows, chosen: list[int]) -> list[int]:
+        """Rows without an advantage, such as those of a group whose answers all score alike, add nothing where the loss is a multiple of it. They are left out
+        where computing the others anew is cheaper than going on from the pass that scored all of them."""
+        if not (self._has_one_update and self._objective.scales_advantage):
+            return chosen
+        moving = [i for i in chosen if bool(rows.columns["advantages"].row(i)[rows.columns["loss_mask"].row(i) > 0].any())]
+        few, whole = self._engine.comm.sum([cost(self._engine, rows, moving), cost(self._engine, rows, chosen)])
+        if FORWARD_AND_BACKWARD * few >= BACKWARD * whole:
+            return chosen
+        self._engine.forget()
+        return moving or chosen[:1]
 
     def check_parts(self, num_parts: int) -> None:
         """A loss that depends on its batch and prepares nothing must see the mini-batch at once."""

@@ -126,7 +126,7 @@ class LearnerRank:
         if self.has_reference:
             self._reference = open_reference(self._engine, self._model, self._ref, self._learner, self._temperature)
         skips = self._learner.max_consecutive_skips
-        lesson = PolicyLesson(self._engine, self._actor, self._objective, seed=self._seed)
+        lesson = PolicyLesson(self._engine, self._actor, self._objective, seed=self._seed, has_one_update=self._has_one_update)
         self.updates["actor"] = Update(self._engine, lesson, max_consecutive_skips=skips, phases=self._phases)
         if self._critic_config is not None:
             batching = critic_batching(self._critic_config, self._actor)

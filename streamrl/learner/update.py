@@ -51,6 +51,10 @@ class Lesson(Protocol):
         """The rows with what the loss needs to know of the whole mini-batch number ``number``, of which ``chosen`` lie on this rank. A collective."""
         ...
 
+    def with_gradient(self, rows: Rows, chosen: list[int]) -> list[int]:
+        """Those of ``chosen`` that have to be computed, at least one if there is one: the others add nothing to loss, gradient or metrics. A collective."""
+        ...
+
     def check_parts(self, num_parts: int) -> None:
         """ConfigError when the loss can't be had from that many micro-batches."""
         ...
@@ -134,7 +138,7 @@ class Update:
             return
         rows = self.lesson.prepare(rows, chosen, *which)
         with self._phases("pack"):
-            parts = plan_passes(self.model, rows, chosen, self.lesson.batching)
+            parts = plan_passes(self.model, rows, self.lesson.with_gradient(rows, chosen), self.lesson.batching)
         self.lesson.check_parts(len(parts))
         denominators = Denominators(tokens, sequences)
         shares, peaks = self._accumulate(rows, parts, denominators)

@@ -206,11 +206,16 @@ def _with_documents(documents: Mapping[str, Callable[[], bytes]], page: Callable
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         make = documents.get(environ["PATH_INFO"])
         if make is None:
-            return page(environ, start_response)
+            return page(environ | {"HTTP_ACCEPT": _whole_names(environ.get("HTTP_ACCEPT", ""))}, start_response)
         start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
         return [make()]
 
     return answer
+
+
+def _whole_names(accept: str) -> str:
+    """As OpenMetrics prometheus_client writes ``vllm:x`` as ``vllm_x``, unless it is asked for names as they are; Prometheus before 3.0 does not ask."""
+    return "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8" if "application/openmetrics-text" in accept else accept
 
 
 class Unwritten:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from streamrl.config.data import DataConfig
-from streamrl.config.training import ActorConfig, OptimConfig
+from streamrl.config.losses import POLICY_LOSSES
+from streamrl.config.training import ActorConfig, OptimConfig, PolicyLossConfig
 from streamrl.learner.plan import plan_update
 from tests.learner.fakes import DictStore, make_rank, make_rows, save_tiny_llama
 from tests.learner.two_ranks import STEP, one_step, weights_of
@@ -87,3 +88,36 @@ def test_a_pass_finds_tokens_in_any_order_of_rows_and_refuses_what_it_did_not_sc
     assert kept.places_of(batch([0, 6])) is None
     turned = batch([4, 0, 2])
     assert torch.allclose(kept.scored_at(kept.places_of(turned)).log_probs, rank.engine.score(turned).log_probs, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [name for name, traits in POLICY_LOSSES.items() if traits.scales_advantage])
+@pytest.mark.parametrize("same", [4, 3, 0])
+def test_groups_whose_answers_score_alike_cost_their_scoring_pass_only(make, loss, same):
+    """Of four groups ``same`` have one score each. Loss, gradient and weights are those of computing every row."""
+    actor = ActorConfig(**ACTOR, policy_loss=PolicyLossConfig(loss_mode=loss))
+    found = []
+    for batch in (4, 5):  # with 5 a step may have several updates, and every row is computed
+        rank, store, meta, passes = make(actor, batch=batch)
+        for i, key in enumerate(meta.keys):
+            store.rows[key]["rm_scores"][-1] = float(i // 3 >= same and i % 3 == 0)
+        sizes: list[int] = []
+        rank.engine.module.register_forward_pre_hook(lambda _, args, sizes=sizes: sizes.append(args[0].ids.numel()))
+        _, report = one_step(rank, 1, store, meta, actor)
+        found.append((report, weights_of(rank), passes, sizes))
+    (report, weights, passes, sizes), (expected, other, _, full) = found
+    assert passes == ([True] if same == 0 else [True, True])
+    assert same == 0 or sizes[-1] < full[-1] / 2
+    assert (report.applied, report.trained_tokens) == (expected.applied, expected.trained_tokens)
+    for name in ("actor/pg_loss", "actor/grad_norm", "actor/ppo_kl", "actor/ratio_max", "actor/pg_clipfrac"):
+        assert report.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-5, abs=2e-6), name
+    assert all(torch.allclose(weights[name], other[name], atol=2e-5) for name in weights)
+
+
+@pytest.mark.parametrize("changes", [{"entropy_coeff": 0.1}, {"policy_loss": PolicyLossConfig(loss_mode="dro", dro_beta=0.1)}])
+def test_rows_that_a_bonus_or_another_loss_moves_are_computed_without_an_advantage_too(make, changes):
+    actor = ActorConfig(**ACTOR, **changes)
+    rank, store, meta, passes = make(actor)
+    for key in meta.keys:
+        store.rows[key]["rm_scores"][:] = 0.0
+    one_step(rank, 1, store, meta, actor)
+    assert passes == [True]

@@ -320,6 +320,19 @@ def test_a_library_that_counts_in_this_process_is_on_the_page_by_its_prefix():
     assert not any(name.startswith("python_info") for name in page) and "streamrl_tool_parse_errors_total" in page
 
 
+@pytest.mark.parametrize("accept", ["*/*", "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"])
+def test_names_keep_their_colon_for_whoever_asks_over_http(accept):
+    theirs = CollectorRegistry()
+    Gauge("vllm:num_requests_running", "Requests", registry=theirs).set(7)
+    metrics = Metrics("rollout", "r", strict=True)
+    metrics.include("vllm:", theirs)
+    request = urllib.request.Request(f"http://127.0.0.1:{metrics.serve()}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=5) as page:
+        text = page.read().decode()
+    metrics.close()
+    assert "\nvllm:num_requests_running 7.0\n" in text and ("# EOF" in text) == ("openmetrics" in accept)
+
+
 def test_a_library_whose_metrics_fail_costs_its_part_of_the_page():
     class Broken(CollectorRegistry):
         def collect(self):
