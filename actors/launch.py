@@ -28,6 +28,7 @@ from streamrl.dataplane.sweep import PREFIX, open_folder, sweep
 from streamrl.diagnosis import stacks
 from streamrl.errors import StreamrlError
 from streamrl.pipeline.build import weights_dir
+from streamrl.replay.journal import journal_files
 from streamrl.telemetry import logs
 from streamrl.telemetry.run_folder import RunFolder
 from streamrl.telemetry.summary import RunSummary
@@ -51,6 +52,8 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
     try:
         board.say(f"run folder {folder.root}")
         board.catch_up()
+        if resume is None and journal_files(folder.ledger):
+            board.say("no checkpoint: going on with the starting weights from step 0; finished groups are kept, trained ones come back to be trained again")
         board.say(f"objective: {objective(config)}")
         board.state("starting")
         _clear_leftovers(config, folder)

@@ -46,7 +46,7 @@ class RecordWriter:
         if written != len(data):  # a full device: what is there of the record would hide all later ones
             os.ftruncate(self._fd, self.size_bytes)
             os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
-            raise OSError(28, f"a record of {len(data)} bytes was not written whole to {self.path}; free space on that device")
+            raise OSError(28, f"no room for a record of {len(data)} bytes", str(self.path))
         self.size_bytes += written
 
     def sync(self) -> None:

@@ -25,7 +25,7 @@ STATES: tuple[str, ...] = (  # from the most to the least telling
     "publish",  # a snapshot of the weights
     "checkpoint",
     "generate",  # an engine call is on its way
-    "tool",  # no engine call, but a tool or an environment
+    "tool",  # no engine call, but the agent loop: its tools and environments, and without any its templates and tokens
     "reward",
     "wait_learner",  # the trainer, for its ranks
     "wait_data",  # the trainer, for a batch; a learner rank, for work

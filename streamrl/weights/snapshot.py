@@ -33,7 +33,7 @@ def write_snapshot(
 ) -> WeightManifest:
     """Write ``tensors`` as ``version`` under ``folder``. ``dtype`` None keeps each tensor's own; integer tensors always keep theirs.
 
-    RunFailed names the first tensor that is not finite; nothing is left behind then.
+    RunFailed names the first tensor that is not finite, or the folder that is full; nothing is left behind then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = snapshot_path(folder, version)
@@ -42,6 +42,10 @@ def write_snapshot(
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             records = _write_tensors(file, tensors, dtype, version)
         os.replace(aside, path)
+    except OSError as error:
+        raise RunFailed(
+            f"version {version} of the weights is written to {folder}, got {error.strerror or error}; free space there, or go on with another dataplane.shm_dir"
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
     return WeightManifest(version, str(path), records, sum(record.nbytes for record in records), probe, adapter)

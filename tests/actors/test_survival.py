@@ -107,6 +107,7 @@ def test_a_run_whose_processes_were_all_killed_before_its_first_checkpoint_and_a
 
     job = launch("--resume", str(job.folder), config=None)
     steps_after(job, 1)
+    assert "no checkpoint: going on with the starting weights from step 0" in job.said()
     job.until(lambda: saved_step(job.folder) > 0)
     steps_after(job, 2)
     second = rows_left_by_a_kill(job)

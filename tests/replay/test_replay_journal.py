@@ -7,9 +7,7 @@ import bisect
 import contextvars
 import itertools
 import random
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from streamrl.replay.journal import FOLDER, journal_files, read_file
 from streamrl.replay.records import CALLS, ENCODER, read_record
 from streamrl.replay.replayed import CallClock, Replayed, replay
 from streamrl.replay.state import load
+from tests.full_disk import file_limit
 from tests.replay.fuzz_world import World, step
 from tests.replay.replay_world import HandClock, bad, check_world, finish, good, make_journalled, picture, prompts, start, train
 
@@ -218,17 +217,6 @@ def test_a_file_that_was_being_begun_at_the_kill_is_ignored(tmp_path):
     assert again.stats().running == 1
     again.checkpointed(0)
     assert [path.name for path in journal_files(tmp_path)] == ["replay-000001.journal", "replay-000002.journal"]
-
-
-@contextmanager
-def file_limit(size_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let files grow beyond ``size_bytes``, part of a write included: what a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("room", [0, 40])

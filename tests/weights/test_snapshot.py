@@ -17,6 +17,7 @@ from streamrl.weights.files import digest, snapshot_path, version_of
 from streamrl.weights.reader import checked_names, read_tensors, verify
 from streamrl.weights.retire import retire_snapshots
 from streamrl.weights.snapshot import write_snapshot
+from tests.full_disk import file_limit
 
 
 def _weights() -> dict[str, torch.Tensor]:
@@ -55,6 +56,12 @@ def test_a_manifest_describes_the_file_and_survives_the_wire(tmp_path: Path) -> 
     content = path.read_bytes()
     assert all(record.hash == digest(content[record.offset : record.offset + record.nbytes]) for record in manifest.tensors)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(manifest), type=WeightManifest) == manifest
+
+
+def test_a_full_disk_is_named_with_its_folder_and_key_and_leaves_nothing(tmp_path: Path) -> None:
+    with file_limit(40), pytest.raises(RunFailed, match=rf"version 3 .* {tmp_path}.* File too large.*dataplane.shm_dir"):
+        write_snapshot(3, _weights().items(), tmp_path, dtype=None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_owner_may_read_the_file_and_nothing_is_left_aside(tmp_path: Path) -> None:
