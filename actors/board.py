@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,13 +27,14 @@ from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.standing import read_standing
 from streamrl.protocol.groups import ReplayStats
 from streamrl.telemetry import trackers
+from streamrl.telemetry.file_faults import FileFaults
 from streamrl.telemetry.live import format_line
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.recorder import Recorder
 from streamrl.telemetry.run_folder import RunFolder, write_json
 from streamrl.telemetry.sinks import Sinks
 from streamrl.telemetry.steps import StepLog, read_steps
-from streamrl.telemetry.summary import RunStatus, RunSummary
+from streamrl.telemetry.summary import SHUTDOWN, RunStatus, RunSummary
 from streamrl.telemetry.targets import Target, entries, write_targets
 
 log = logging.getLogger(__name__)
@@ -48,34 +49,45 @@ class Board:
         self._started = time.time()
         self._steps = StepLog(folder.steps)
         self._metrics = Metrics("driver", "driver")
+        self._files = FileFaults(self._metrics, lambda message: self.say(message, logging.WARNING))
         self._metrics.info("streamrl_run_info", model=Path(config.model.path).name, algorithm=config.algorithm.adv_estimator, version=streamrl.__version__)
         self._sinks = Sinks(trackers.makers(config.trainer.logger, run_info(config, folder)), self._metrics)
         self._targets: list[Target] | None = None  # as they were written last
-        self._port = self._metrics.serve(config.telemetry.host, {"/sd": self._discovery})
+        self._port = self._serve(config.telemetry.host)
         self.note = ""  # what is wrong with the run just now
         self._answers = Answers(config.telemetry.stall_s)
         self.num_records = 0
         self.totals = Totals()
         self.version = 0
         self._state: str = "starting"
-        self._last = StepRecord(step=0, version=0)
+        self._total_steps = config.trainer.total_training_steps or 0  # 0: not known before the data has been read
         self._recorder = start_recorder(config, folder, self._metrics)
+
+    def _serve(self, host: str) -> int:
+        """The port of the driver's page; 0, and said once, when there is none. The other actors are given the same host."""
+        port = self._metrics.serve(host, {"/sd": self._discovery})
+        if not port:
+            self.say(
+                f"telemetry.host must be an address of this machine, got {host}, which can't be bound: the run goes on without metric pages, and so without "
+                "a recording of them; metrics/steps.jsonl has every step. 127.0.0.1 does on one machine, 0.0.0.0 on several"
+            )
+        return port
 
     def catch_up(self) -> None:
         """Log the last steps of an earlier driver's trainer: those that the driver was killed before it heard of."""
         try:
             records = read_standing(self._folder.standing).records
-        except CheckpointError:
-            return  # the run is new, or ended before its first step
-        logged = max((record.get("time", 0.0) for record in read_steps(self._folder.steps)), default=0.0)
+            logged = max((record.get("time", 0.0) for record in read_steps(self._folder.steps)), default=0.0)
+        except (CheckpointError, OSError):
+            return  # the run is new, or ended before its first step; or its log can't be read
         for record in records:
             if record.time > logged:
-                self._steps.append(record)
+                self._log_step(record)
                 self._sinks.write(msgspec.to_builtins(record))
 
-    def say(self, message: str) -> None:
+    def say(self, message: str, level: int = logging.INFO) -> None:
         """A line for the person at the terminal."""
-        log.info(message)
+        log.log(level, message)
         sys.stderr.write(f"[{time.time() - self._started:6.1f} s] {message}\n")
         sys.stderr.flush()
 
@@ -93,7 +105,7 @@ class Board:
             return
         if self._recorder is not None:
             self._recorder.follow(targets)
-        if _quietly(lambda: write_targets(self._folder.targets, self._folder.run_id, targets)):
+        if self._files.attempt(self._folder.targets, lambda: write_targets(self._folder.targets, self._folder.run_id, targets)):
             self._targets = targets
 
     def _discovery(self) -> bytes:
@@ -111,12 +123,12 @@ class Board:
             pid=os.getpid(),
             started=self._started,
             updated=time.time(),
-            step=self._last.step,
-            total_steps=self._config.trainer.total_training_steps or 0,
+            step=self.totals.steps,
+            total_steps=self._total_steps,
             version=self.version,
             message=message,
         )
-        _quietly(lambda: write_json(self._folder.status, status))
+        self._write(self._folder.status, status)
 
     async def refresh(self, members: Iterable[Member], progress: Progress | None) -> None:
         """Once a tick: new records to the log and the terminal, waits and health of every actor to waits.json."""
@@ -127,20 +139,26 @@ class Board:
         health = await asyncio.gather(*(member.health() for member in members))
         hosts = {member.name: member.hello.host for member in members if member.hello is not None}
         table = self._answers.take({member.name: found for member, found in zip(members, health, strict=True)}, asked, hosts)
-        _quietly(lambda: write_json(self._folder.waits, table))
+        self._write(self._folder.waits, table)
         self.members(members)
         self.state(self._state, self.note)
 
     def _take(self, progress: Progress) -> None:
         self.totals, self.version = progress.totals, progress.weight_version
+        self._total_steps = progress.total_steps or self._total_steps
         self.num_records += len(progress.records)
         for record in progress.records:
-            self._last = record
             plain = msgspec.to_builtins(record)
-            _quietly(lambda record=record: self._steps.append(record))
+            self._log_step(record)
             self._sinks.write(plain)
             if "console" in self._config.trainer.logger:
                 self.say(format_line(plain))
+
+    def _log_step(self, record: StepRecord) -> None:
+        self._files.attempt(self._folder.steps, lambda: self._steps.append(record))
+
+    def _write(self, path: Path, value: object) -> None:
+        self._files.attempt(path, lambda: write_json(path, value))
 
     def summary(self, status: str, error: StreamrlError | None) -> RunSummary:
         """The result so far, as summary.json keeps it."""
@@ -164,12 +182,15 @@ class Board:
             generated_tokens=stats.tokens_generated,
             trained_tokens=totals.trained_tokens,
             groups_trained=stats.trained,
-            groups_dropped=stats.dropped,
+            groups_dropped={reason: count for reason, count in stats.dropped.items() if reason != SHUTDOWN},
             weight_version=self.version,
             run=str(self._folder.root),
             error=None if error is None else str(error),
             partial_share=_partial_share(stats),
             token_fates=totals.token_fates(),
+            groups_left_over=stats.dropped.get(SHUTDOWN, 0) + stats.pending + stats.running + stats.ready + stats.leased,
+            earlier_trajectories=totals.earlier_trajectories,
+            earlier_generated_tokens=totals.earlier_tokens,
         )
 
     def end_recording(self) -> None:
@@ -180,7 +201,7 @@ class Board:
     def close(self, summary: RunSummary) -> None:
         self.end_recording()
         self.state(summary.status, summary.error or "")
-        _quietly(lambda: write_json(self._folder.summary, summary))
+        self._write(self._folder.summary, summary)
         self._follow([])
         self._sinks.close()
         self._steps.close()
@@ -205,13 +226,3 @@ def run_info(config: Config, folder: RunFolder) -> trackers.RunInfo:
 
 def _partial_share(stats: ReplayStats) -> float:
     return stats.partial_trained / stats.trained if stats.trained else 0.0
-
-
-def _quietly(write: Callable[[], object]) -> bool:
-    """A full disk must not end a training run: the file is old then (False), and the log says why."""
-    try:
-        write()
-        return True
-    except OSError as error:
-        log.warning("a file of the run folder could not be written: %s", error)
-        return False

@@ -32,6 +32,7 @@ class Progress(msgspec.Struct, frozen=True):
     totals: Totals
     failed_replicas: dict[str, WireError]
     weight_version: int
+    total_steps: int = 0  # of the whole run, as the configuration and the data give it
 
 
 class TrainerActor(Host):
@@ -118,7 +119,8 @@ class TrainerActor(Host):
 
     async def progress(self, since: int) -> bytes:
         """Records from number ``since`` on, and the totals."""
-        return msgspec.msgpack.encode(Progress(self._records.since(since), self.trainer.totals, self._failed, self.trainer.state.published))
+        trainer = self.trainer
+        return msgspec.msgpack.encode(Progress(self._records.since(since), trainer.totals, self._failed, trainer.state.published, trainer.total_steps))
 
     async def facts(self) -> Facts:
         trainer: Trainer | None = getattr(self, "trainer", None)  # None while it opens

@@ -169,10 +169,11 @@ def _transformations(panel: Panel) -> list[Json]:
     """A table's queries become columns, one line per set of labels."""
     if panel.kind != "table":
         return []
-    names = {f"Value #{ref}": target.legend for target, ref in zip(panel.targets, string.ascii_uppercase, strict=False)}
-    if len(names) == 1:
-        names = {"Value": panel.targets[0].legend}
-    organize = {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": names}
+    columns = ["Value"] if len(panel.targets) == 1 else [f"Value #{ref}" for ref in string.ascii_uppercase]
+    named = list(zip(columns, panel.targets, strict=False))
+    hidden = ["Time", *(column for column, target in named if not target.has_number)]
+    names = {column: target.legend for column, target in named if target.has_number}
+    organize = {"excludeByName": dict.fromkeys(hidden, True), "indexByName": {}, "renameByName": names}
     return [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}]
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from streamrl.telemetry.steps import read_steps
+from streamrl.telemetry.steps import read_steps, surviving
 
 WINDOW = 10  # steps of the running mean, and of the first and last means in the table
 
@@ -22,6 +22,7 @@ def running_mean(values: list[float], window: int) -> list[float]:
 
 def split(records: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(training steps, validations), each step once: after a resume the later record counts."""
+    records = surviving(records)
     steps = {record["step"]: record for record in records if record.get("reward") is not None}
     validations = {record["step"]: record for record in records if record.get("val_accuracy") is not None}
     return [steps[step] for step in sorted(steps)], [validations[step] for step in sorted(validations)]

@@ -10,6 +10,7 @@ import msgspec
 
 from streamrl.cli.audit_book import Book, Tally
 from streamrl.telemetry.live import format_tokens
+from streamrl.telemetry.summary import LEFT_OVER, SHUTDOWN
 
 WIDTH = 100
 SHOWN_DIFFERENCES = 10
@@ -113,14 +114,23 @@ def format_report(report: AuditReport) -> str:
     rows = [[unit, *map(_number, msgspec.structs.astuple(getattr(report, unit)))] for unit in units]
     out += _table(["", "generated", "trained", "dropped", "in flight"], rows)
     if report.dropped:
-        rows = [[reason, *map(_number, msgspec.structs.astuple(units))] for reason, units in report.dropped.items()]
+        rows = [[_words(reason), *map(_number, msgspec.structs.astuple(units))] for reason, units in report.dropped.items()]
         out += ["", *_table(["dropped as", "groups", "trajectories", "tokens"], rows)]
     if report.lengths_generated.mean is not None:
         rows = [_lengths_row(name, found) for name, found in (("generated", report.lengths_generated), ("trained", report.lengths_trained))]
         out += ["", *_table(["response tokens", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"], rows)]
-    out += ["", f"the policy's own tokens: {format_tokens(report.policy_tokens)}"]
+    out += ["", f"the policy's own tokens: {format_tokens(report.policy_tokens, _unfinished(report))}"]
     out += ["", f"largest lag trained: {report.lag_max} (bound {report.max_staleness}); groups rolled back: {report.rolled_back_groups:,}", ""]
     return "\n".join([*out, *_verdict(report)]) + "\n"
+
+
+def _unfinished(report: AuditReport) -> str:
+    """The word for tokens without an end. After an end in order no group is in flight: what was unfinished is dropped as ``shutdown``."""
+    return LEFT_OVER if SHUTDOWN in report.dropped and not report.groups.in_flight else "in flight"
+
+
+def _words(reason: str) -> str:
+    return f"{reason} ({LEFT_OVER})" if reason == SHUTDOWN else reason
 
 
 def _verdict(report: AuditReport) -> list[str]:

@@ -34,21 +34,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(folder: RunFolder, now: float) -> str:
     """Two lines about a run without a summary, and a third one when something is late."""
-    from streamrl.telemetry.live import format_line
     from streamrl.telemetry.steps import read_last_step
     from streamrl.telemetry.summary import read_status
 
-    step = read_last_step(folder.steps)
-    lines = [_headline(read_status(folder.status), now), format_line(step) if step else "no step yet", longest_wait(folder, now)]
+    status = read_status(folder.status)
+    lines = [_headline(status, now), _step_line(read_last_step(folder.steps), status), longest_wait(folder, now)]
     return "".join(f"{line}\n" for line in lines if line)
 
 
+def _step_line(step: dict[str, Any] | None, status: RunStatus | None) -> str:
+    """The last step. Said to be so where the headline names another one: after a resume, or when the log of steps can't be written."""
+    from streamrl.telemetry.live import format_line
+
+    if step is None:
+        return "no step yet"
+    if status is None or step.get("step") == status.step:
+        return format_line(step)
+    by = ", by an earlier driver" if step.get("time", status.started) < status.started else ""
+    return f"newest step line{by}: {format_line(step)}"
+
+
 def _headline(status: RunStatus | None, now: float) -> str:
+    from streamrl.protocol.waits import one_line
+
     if status is None:
         return "the driver has written no status yet"
     silent_s = now - status.updated
-    progress = f"step {status.step} of {status.total_steps}, version {status.version}" if status.total_steps else "no step count yet"
-    note = f", {status.message}" if status.message else ""
+    progress = f"{status.progress}, version {status.version}"
+    note = f", {one_line(status.message)}" if status.message else ""
     if silent_s > SILENT_S:
         return f"no word from the driver (pid {status.pid}) for {silent_s:.0f} s; last: {status.state}, {progress}{note}"
     return f"{status.state} for {now - status.started:.0f} s, {progress}{note}"
@@ -58,6 +71,7 @@ def longest_wait(folder: RunFolder, now: float) -> str:
     """Who had waited longest when the driver last asked, and for what; empty while the run goes on, and when the file of the waits can't be read."""
     from streamrl.diagnosis import diagnose, read_view
     from streamrl.errors import UsageError
+    from streamrl.protocol.waits import one_line
     from streamrl.telemetry.run_folder import read_json
 
     if diagnose(read_view(folder, now)).verdict not in ("waiting", "stuck"):
@@ -73,4 +87,4 @@ def longest_wait(folder: RunFolder, now: float) -> str:
         words = f"{oldest['waiter']} has waited longest: {waited_s:.0f} s for {oldest['what']} of {oldest['on']}{limit}"
     except (UsageError, TypeError, KeyError, ValueError, AttributeError):
         return ""
-    return f"{words}; `streamrl why {folder.root}` names the cause"
+    return f"{one_line(words)}; `streamrl why {folder.root}` names the cause"

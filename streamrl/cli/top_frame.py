@@ -12,6 +12,8 @@ from rich.text import Text
 
 from streamrl.cli.top_snapshot import GROUP_STATES, ActorRow, Snapshot
 from streamrl.diagnosis.result import span
+from streamrl.protocol.waits import one_line
+from streamrl.telemetry.summary import LEFT_OVER, SHUTDOWN
 
 SILENT_S = 10.0  # the driver writes every second; after this long without a word it hangs or is dead
 OLD_S = 15.0  # of metrics: three scrapes of the recorder
@@ -52,18 +54,18 @@ def _named(shot: Snapshot) -> Iterator[tuple[str, Text]]:
     yield "groups", _groups(shot)
     yield "dropped", _dropped(shot)
     if shot.headline:
-        yield "verdict", Text(shot.headline)
+        yield "verdict", Text(one_line(shot.headline))
 
 
 def _standing(shot: Snapshot) -> list[tuple[str, str]]:
     if shot.summary is not None:
         style = {"completed": "green", "stopped": "yellow"}.get(shot.summary.status, "bold red")
-        error = f": {shot.summary.error}" if shot.summary.error else ""
+        error = f": {one_line(shot.summary.error)}" if shot.summary.error else ""
         return [(f"{shot.summary.status} after {shot.summary.steps} steps in {span(shot.summary.wall_s)}{error}", style)]
     if shot.status is None:
         return [("the driver has written no status yet", "yellow")]
     status = shot.status
-    progress = f"step {status.step} of {status.total_steps or '?'}, version {status.version}"
+    progress = f"{status.progress}, version {status.version}"
     if shot.silent_s > SILENT_S:
         return [(f"no word from the driver (pid {status.pid}) for {span(shot.silent_s)}", "bold red"), (f"; last: {status.state}, {progress}", "")]
     return [(f"{status.state} for {span(shot.now - status.started)}, {progress}", "green")]
@@ -81,7 +83,8 @@ def _step(shot: Snapshot) -> Text:
     step = shot.step or {}
     reward = f"reward {step['reward']:.3f}, " if step.get("reward") is not None else ""
     age = f", {span(max(0.0, shot.now - step['time']))} ago" if "time" in step else ""
-    return Text(f"{reward}took {span(step['step_s'])} after {span(step.get('wait_data_s', 0.0))} of waiting for its batch{age}")
+    other = f"step {step['step']}: " if shot.status is not None and step.get("step", shot.status.step) != shot.status.step else ""
+    return Text(f"{other}{reward}took {span(step['step_s'])} after {span(step.get('wait_data_s', 0.0))} of waiting for its batch{age}")
 
 
 def _throughput(shot: Snapshot) -> Text:
@@ -118,8 +121,10 @@ def _groups(shot: Snapshot) -> Text:
 def _dropped(shot: Snapshot) -> Text:
     if not shot.dropped:
         return Text("none" if shot.groups else "not known yet")
-    ordered = sorted(shot.dropped.items(), key=lambda item: -item[1])
-    return Text(f"{sum(shot.dropped.values())} groups: " + ", ".join(f"{count} {reason}" for reason, count in ordered))
+    left_over = f"; {LEFT_OVER}: {shot.dropped[SHUTDOWN]}" if SHUTDOWN in shot.dropped else ""
+    ordered = sorted(((reason, count) for reason, count in shot.dropped.items() if reason != SHUTDOWN), key=lambda item: -item[1])
+    total = sum(count for _, count in ordered)
+    return Text((f"{total} groups: " + ", ".join(f"{count} {reason}" for reason, count in ordered) if ordered else "none") + left_over)
 
 
 # ---- actors

@@ -1,7 +1,7 @@
 """``streamrl why``: who waits for whom in a run, since when and until when, down to the culprit, and what to do next.
 
-Reads the files of the run folder alone, so it works when the driver hangs or is dead. Exit code 0 while the run goes on or has ended, 1 when it is stuck.
-With --stacks the processes that matter write where each of their threads stands, hung ones too.
+Reads the files of the run folder alone, so it works when the driver hangs or is dead. Exit code 0 while the run goes on or has ended, 1 when it is stuck
+or its files do not tell. With --stacks the processes that matter write where each of their threads stands, hung ones too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from streamrl.telemetry.run_folder import RunFolder
 
     folder = RunFolder.open(arguments.run_folder)
-    view = read_view(folder)
+    view = read_view(folder, strict=True)
     found = diagnose(view)
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{_standing(view)}{format_diagnosis(found)}\n")
     if arguments.stacks or arguments.all_stacks:
         sys.stdout.write(_stacks(folder, found, everyone=arguments.all_stacks))
-    return 1 if found.is_alarm else 0
+    return 1 if found.verdict in ("stuck", "unknown") else 0
 
 
 def _standing(view: Any) -> str:
@@ -67,4 +67,5 @@ def _stacks(folder: RunFolder, found: Diagnosis, everyone: bool) -> str:
     status = read_status(folder.status)
     if status is not None and (everyone or "driver" in found.suspects):
         told["driver"] = stacks.ask_driver(folder, status.pid)
-    return "".join(f"\n--- {name} (also in {stacks.stacks_file(folder, name).name})\n{text}\n" for name, text in told.items())
+    where = {name: f" (also in {dump.file} of the run folder)" if dump.file else "" for name, dump in told.items()}
+    return "".join(f"\n--- {name}{where[name]}\n{dump.text}\n" for name, dump in told.items())

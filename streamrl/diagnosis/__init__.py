@@ -5,6 +5,7 @@
     diagnose.py   the walk from the trainer to the root, and the verdict
     sources.py    its first half: trainer, replay buffer, prompts
     workers.py    its second half: rollout actors and their sessions, store, publication
+    queues.py     calls that wait for a slot, and who has it
     ranks.py      and the learner
     roots.py      what can be wrong at the end of a chain, in words, with the next step
     alarm.py      when the driver says so by itself

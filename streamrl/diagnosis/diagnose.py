@@ -8,16 +8,20 @@ progress: what gets things done is the bottleneck, and nothing is wrong.
 
 from __future__ import annotations
 
+import shlex
+
 from streamrl.diagnosis import sources
 from streamrl.diagnosis.result import Diagnosis, Link, Verdict, span
 from streamrl.diagnosis.roots import SILENT_S, STACKS, Root, failing, unresponsive
 from streamrl.diagnosis.view import RunView
+from streamrl.protocol.waits import one_line
 
 SKEW_S = 5.0  # between two clocks, before it is worth a word
 DRIVER_S = 20.0  # the driver writes every second, but where an actor that it asks lets it wait
 OVERDUE_S = 2.0  # after a deadline, for whoever keeps it to act
 QUIET_SHARE = 0.1  # of stall_s: nothing got done for a moment that is worth a word
 OPAQUE_S = 5.0  # the same where nothing tells whether it works: a tool, a scorer, code of the user's
+BRIEF_S = 1.0  # what is quiet for less is named without saying for how long
 
 
 def diagnose(view: RunView) -> Diagnosis:
@@ -25,15 +29,13 @@ def diagnose(view: RunView) -> Diagnosis:
     if view.summary is not None:
         return _ended(view)
     if view.status is None:
-        return Diagnosis("starting", "the driver has written nothing yet", "driver", next_step="see logs/driver.log")
+        lost = _lost(view, "status.json")
+        return lost or Diagnosis("starting", "the driver has written nothing yet", "driver", next_step="see logs/driver.log")
     is_watched = view.table.time >= view.status.started and "trainer" in view.table.actors  # an earlier life of the run may have left a table
     if (gone := _driver(view, is_watched)) is not None:
         return gone
     if not is_watched:
-        seconds = span(view.now - view.status.started)
-        return Diagnosis(
-            "starting", f"the run is {view.status.state} for {seconds}; its actors are being opened", next_step="see logs/ for how far each of them is"
-        )
+        return _lost(view, "waits.json") or _starting(view)
     chain: list[Link] = []
     root = sources.trainer(view, chain)
     return _judged(view, root, tuple(chain))
@@ -41,13 +43,46 @@ def diagnose(view: RunView) -> Diagnosis:
 
 def _ended(view: RunView) -> Diagnosis:
     assert view.summary is not None
-    error = f": {view.summary.error}" if view.summary.error else ""
-    step = f"go on with: streamrl launch --resume {view.folder}" if view.summary.status != "completed" else ""
-    return Diagnosis("ended", f"the run has {_past(view.summary.status)} after {view.summary.steps} steps{error}", next_step=step)
+    error = view.summary.error or ""
+    step = "" if view.summary.status == "completed" else _going_on(view)
+    if step and "; " in error:  # an error says the rule, what was found, and behind the semicolon what to do
+        step = f"do what the error says, then {step}"
+    headline = f"the run has {_past(view.summary.status)} after {view.summary.steps} steps" + (f": {one_line(error)}" if error else "")
+    return Diagnosis("ended", headline, next_step=step)
 
 
 def _past(status: str) -> str:
     return {"completed": "ended", "stopped": "been stopped", "failed": "failed"}.get(status, status)
+
+
+def _going_on(view: RunView) -> str:
+    """What to type for a run without a driver, and where its training begins then."""
+    if view.checkpoint is None and not view.has_journal:
+        return "launch it anew in another folder: it has left neither a checkpoint nor a journal to go on from"
+    begins = "there is no checkpoint, so training begins again at step 0" if view.checkpoint is None else f"from its checkpoint of step {view.checkpoint}"
+    return f"go on with: streamrl launch --resume {shlex.quote(view.folder)} ({begins})"
+
+
+def _lost(view: RunView, name: str) -> Diagnosis | None:
+    """A file that the driver writes every second tells nothing, though it has been training."""
+    if name not in view.lacks or view.step is None or (view.status is not None and not view.status.step):
+        return None
+    headline = f"{name} {view.lacks[name]}, though metrics/steps.jsonl is at step {view.step}: nothing tells how the run is"
+    step = "ask again in a moment: a driver that lives writes it every second; if it stays so, see logs/driver.log"
+    if view.status is None:
+        step += f", and once no driver runs, {_going_on(view)}"
+    return Diagnosis("unknown", headline, next_step=step)
+
+
+def _starting(view: RunView) -> Diagnosis:
+    """No actor has been asked yet. Those on record have begun."""
+    assert view.status is not None
+    began = f"the run began {span(max(0.0, view.now - view.status.started))} ago"
+    names = ", ".join(view.processes)
+    if names:
+        return Diagnosis("starting", f"{began}, and its actors are being opened; begun so far: {names}", next_step="see logs/<actor>.log for how far each is")
+    what = "its cluster is being started or joined" if view.status.state == "starting" else "its actors are being started"
+    return Diagnosis("starting", f"{began}, and {what}", next_step="see logs/driver.log")
 
 
 def _driver(view: RunView, is_watched: bool) -> Diagnosis | None:
@@ -59,28 +94,42 @@ def _driver(view: RunView, is_watched: bool) -> Diagnosis | None:
             "stuck",
             f"driver (pid {pid}) is dead: its last word came {span(silent_s)} ago, and it left no summary",
             "driver",
-            next_step=f"see logs/driver.log; go on with: streamrl launch --resume {view.folder}",
+            next_step=f"see logs/driver.log; {_going_on(view)}",
         )
-    if not is_watched or silent_s <= (SILENT_S if view.driver == "stopped" else DRIVER_S):
+    if view.driver == "stopped" and silent_s > SILENT_S:
+        headline, step = f"driver (pid {pid}) is stopped by a signal and has written nothing for {span(silent_s)}", f"let it go on with: kill -CONT {pid}"
+        return Diagnosis("stuck", headline, "driver", next_step=step, evidence=_meanwhile(view) if is_watched else (), suspects=("driver",))
+    if not is_watched or view.driver == "stopped" or silent_s <= DRIVER_S:
         return None
-    if view.driver == "stopped":
-        return Diagnosis(
-            "stuck", f"driver (pid {pid}) is stopped by a signal since {span(silent_s)}", "driver", next_step=f"let it go on with: kill -CONT {pid}"
-        )
     return Diagnosis("stuck", f"driver (pid {pid}) lives and has written nothing for {span(silent_s)}", "driver", next_step=STACKS, suspects=("driver",))
+
+
+def _meanwhile(view: RunView) -> tuple[str, ...]:
+    """What the actors do while the driver is stopped: it only looks after them."""
+    stopped = [name for name in view.processes if view.state_of(name) in ("stopped", "gone")]
+    if stopped:
+        return (f"of its actors {', '.join(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped or gone as well",)
+    chain: list[Link] = []
+    root = sources.trainer(view, chain)
+    trains = _verdict(view, root, tuple(chain))[0] in ("fine", "waiting")
+    how, last = ("go on training", "the run went on") if trains else ("go on", root.blame)
+    return (
+        f"the actors are processes of their own and {how} meanwhile, until they need the driver: to replace one that dies, and at the end of the run",
+        f"when it last asked them, {last}; what they have done since is on record once it goes on",
+    )
 
 
 def _judged(view: RunView, root: Root, chain: tuple[Link, ...]) -> Diagnosis:
     """The verdict, and what else there is to say."""
     verdict, why = _verdict(view, root, chain)
     evidence = [*root.evidence, *why, *_asides(view, root)]
-    blame = f"{root.culprit} {root.says}"
     if verdict == "fine":
-        headline, step = f"the run goes on; the slowest part is {root.culprit}: it {root.says}", "nothing is wrong"
+        does = f": it {root.says}" if root.quiet_s >= BRIEF_S else ""
+        headline, step = f"the run goes on; the slowest part is {root.subject}{does}", "nothing is wrong"
     elif verdict == "waiting":
-        headline, step = f"waiting: {blame}", root.next_step
+        headline, step = f"waiting: {root.blame}", root.next_step
     else:
-        headline, step = blame, root.next_step
+        headline, step = root.blame, root.next_step
     return Diagnosis(verdict, headline, root.culprit, chain, step, tuple(evidence), (root.actor,) if root.actor else ())
 
 
@@ -104,11 +153,11 @@ def _asides(view: RunView, root: Root) -> list[str]:
     for name in view.table.actors:
         other = unresponsive(view, name)
         if other is not None and name != root.culprit:
-            found.append(f"also: {other.culprit} {other.says}")
+            found.append(f"also: {other.blame}")
         if abs(view.offset_s(name)) > SKEW_S:
             way = "ahead of" if view.offset_s(name) > 0 else "behind"
             found.append(f"the clock of {name} is {span(abs(view.offset_s(name)))} {way} the driver's; the times here allow for that")
     broken = failing(view, view.names("rollout"))
     if broken is not None and broken.culprit != root.culprit:
-        found.append(f"also: {broken.culprit} {broken.says}")
+        found.append(f"also: {broken.blame}")
     return found

@@ -7,7 +7,7 @@ import re
 from streamrl.diagnosis.result import Diagnosis, Link, span
 
 UID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")  # a prompt's; its beginning finds it in the logs
-MARKS = {"stuck": "STUCK", "waiting": "WAITING", "fine": "FINE", "starting": "STARTING", "ended": "ENDED"}
+MARKS = {"stuck": "STUCK", "waiting": "WAITING", "fine": "FINE", "starting": "STARTING", "ended": "ENDED", "unknown": "UNKNOWN"}
 
 
 def format_diagnosis(found: Diagnosis) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Verdict = Literal["fine", "waiting", "stuck", "starting", "ended"]
+Verdict = Literal["fine", "waiting", "stuck", "starting", "ended", "unknown"]
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Link(msgspec.Struct, frozen=True):
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """``fine``: it goes on, and the culprit is only the slowest part. ``waiting``: nothing got done for a moment, within all deadlines. ``stuck``: it does
-    not go on by itself, or has not for ``telemetry.stall_s``."""
+    not go on by itself, or has not for ``telemetry.stall_s``. ``unknown``: the files that would tell are not there."""
 
     verdict: Verdict
     headline: str

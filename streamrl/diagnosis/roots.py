@@ -10,7 +10,7 @@ import msgspec
 
 from streamrl.diagnosis.result import span
 from streamrl.diagnosis.view import RunView
-from streamrl.protocol.waits import Calls, Doing
+from streamrl.protocol.waits import FREE_SLOT, TURN, Calls, Doing
 
 SILENT_S = 10.0  # the driver asks every second; an actor that gives no answer for this long does not work
 FAILING_GROUPS = 4  # whose sessions failed in a row, without one success between them: fewer are a few bad rows
@@ -27,7 +27,7 @@ LIMIT_KEYS = {
 
 
 class Root(msgspec.Struct, frozen=True):
-    """``says``: a clause with the culprit as its subject. ``works``: it is busy, and that is all."""
+    """``says``: a clause with the culprit as its subject, ``place`` where that is. ``works``: it is busy, and that is all."""
 
     culprit: str
     says: str
@@ -37,6 +37,15 @@ class Root(msgspec.Struct, frozen=True):
     works: bool = False
     quiet_s: float = 0.0
     evidence: tuple[str, ...] = ()
+    place: str = ""  # "in rollout-0", of what is no actor
+
+    @property
+    def subject(self) -> str:
+        return f"{self.culprit} {self.place}".rstrip()
+
+    @property
+    def blame(self) -> str:
+        return f"{self.subject} {self.says}"
 
 
 def log_of(name: str) -> str:
@@ -95,14 +104,36 @@ def held_by(view: RunView, name: str, doing: Doing) -> Root:
     if kind == "engine":
         return _engine(view, name, doing, age_s)
     if kind not in LIMIT_KEYS:
-        says = f"of {name} has handed its rows over for {span(age_s)}" if kind == "replay" else f"of {name} has computed for {span(age_s)} and waits for nobody"
-        return Root(f"session {doing.name}", says, f"look for what blocks it in {log_of(name)}; {STACKS}", name, quiet_s=age_s)
+        says = f"has handed its rows over for {span(age_s)}" if kind == "replay" else f"has computed for {span(age_s)} and waits for nobody"
+        step = f"look for what blocks it in {log_of(name)}; {STACKS}"
+        return Root(f"session {doing.name}", says, step, name, quiet_s=age_s, place=f"of {name}")
+    if doing.what.startswith(TURN):
+        return _paced(name, doing, age_s)
+    return _callee(view, name, doing, age_s)
+
+
+def _paced(name: str, doing: Doing, age_s: float) -> Root:
+    says = f"has let {who(doing.name)} wait for {doing.what} for {span(age_s)}"
+    step = "raise that limit of the configuration, if what it protects takes more"
+    return Root(doing.on, says, step, name, works=True, quiet_s=age_s, place=f"in {name}")
+
+
+def _callee(view: RunView, name: str, doing: Doing, age_s: float) -> Root:
+    """Whoever has the call of ``doing``; others may wait for a slot behind it."""
+    kind, _ = kind_of(doing.on)
     calls = view.calls(name, doing.on)
     limit = f" of at most {span(doing.limit_s)}" if doing.limit_s is not None else ""
-    says = f"in {name} has not returned for {span(age_s)}{limit} (session {doing.name})"
-    return Root(
-        doing.on, says, _advice(kind, name), name, quiet_s=age_s, evidence=_record(calls) if calls is not None else ("none of its calls has ended so far",)
-    )
+    does = f"has been in {doing.what}" if doing.what.startswith("the ") else "has not returned"
+    num = sum(row.count for row in view.waits(name) if row.what == FREE_SLOT and kind_of(row.on)[0] == kind)
+    behind = f"; behind it {num} {'call waits' if num == 1 else 'calls wait'} for {FREE_SLOT}" if num else ""
+    says = f"{does} for {span(age_s)}{limit} ({who(doing.name)}){behind}"
+    told = _record(calls) if calls is not None else ("none of its calls has ended so far",)
+    return Root(doing.on, says, _advice(kind, name), name, quiet_s=age_s, evidence=told, place=f"in {name}")
+
+
+def who(name: str) -> str:
+    """An activity as a person reads it: session p7/2, validation (40 rows), version 3."""
+    return f"session {name}" if "/" in name else name
 
 
 def _advice(kind: str, name: str) -> str:
@@ -149,7 +180,7 @@ def failing(view: RunView, names: list[str]) -> Root | None:
         return None
     _, _, name, calls = min(found, key=lambda one: one[:3])
     culprit = f"{name} engine" if calls.on == "engine" else calls.on
-    says = f"in {name} has failed {calls.failures} times in a row: {calls.error}"
+    says = f"has failed {calls.failures} times in a row: {calls.error}"
     failing_s = view.age(name, calls.failing_since)
     step = f"correct it; the first error has its traceback in {log_of(name)}"
-    return Root(culprit, says, step, name, failing_s > FAILING_S, quiet_s=failing_s, evidence=_record(calls)[:1])
+    return Root(culprit, says, step, name, failing_s > FAILING_S, quiet_s=failing_s, evidence=_record(calls)[:1], place=f"in {name}")

@@ -5,6 +5,8 @@ Each function adds its links to ``chain`` and returns the root that it leads to.
 
 from __future__ import annotations
 
+import msgspec
+
 from streamrl.diagnosis import ranks, workers
 from streamrl.diagnosis.result import Link, span
 from streamrl.diagnosis.roots import STACKS, Root, failing, log_of, unresponsive
@@ -83,7 +85,7 @@ def _broken(view: RunView, facts: ReplayFacts) -> Root | None:
         return root
     told = f"the breaker is {facts.breaker}: too many attempts failed with {facts.breaker_reason}, {facts.breaker_trials} trials have failed since"
     if root is not None:
-        return Root(root.culprit, root.says, root.next_step, root.actor, True, evidence=(told, *root.evidence))
+        return msgspec.structs.replace(root, certain=True, quiet_s=0.0, evidence=(told, *root.evidence))
     what = REASON_HINTS.get(facts.breaker_reason or "", facts.breaker_reason or "sessions")
     return Root(what, f"fail: {told}", f"see the sessions' errors in {log_of('rollout-*')}", view.names("rollout")[0], True, evidence=(told,))
 

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from streamrl.diagnosis.view import Process, process_state, read_processes
 from streamrl.telemetry.run_folder import RunFolder
@@ -18,6 +19,13 @@ from streamrl.telemetry.run_folder import RunFolder
 SIGNAL = signal.SIGUSR1
 WRITE_S = 2.0  # for a dump to arrive
 POLL_S = 0.05
+
+
+class Dump(NamedTuple):
+    """What a process wrote, into ``file`` of the run folder; without one ``text`` says why there is nothing."""
+
+    text: str
+    file: str = ""
 
 
 def stacks_file(folder: RunFolder, actor: str) -> Path:
@@ -30,17 +38,17 @@ def register(folder: RunFolder, actor: str) -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 
-def ask(folder: RunFolder, actors: list[str]) -> dict[str, str]:
+def ask(folder: RunFolder, actors: list[str]) -> dict[str, Dump]:
     """Stacks by actor, or why there are none."""
     processes = read_processes(folder)
     asked = {actor: _ask(folder, actor, processes.get(actor, [])) for actor in actors}
-    return {actor: _read(folder, actor, begin) if isinstance(begin, int) else begin for actor, begin in asked.items()}
+    return {actor: _read(folder, actor, begin) if isinstance(begin, int) else Dump(begin) for actor, begin in asked.items()}
 
 
-def ask_driver(folder: RunFolder, pid: int) -> str:
+def ask_driver(folder: RunFolder, pid: int) -> Dump:
     """The driver's own stacks."""
     begin = _signal(folder, "driver", pid)
-    return _read(folder, "driver", begin) if isinstance(begin, int) else begin
+    return _read(folder, "driver", begin) if isinstance(begin, int) else Dump(begin)
 
 
 def _ask(folder: RunFolder, actor: str, processes: list[Process]) -> int | str:
@@ -52,12 +60,12 @@ def _ask(folder: RunFolder, actor: str, processes: list[Process]) -> int | str:
         return f"pid {mine.pid} is on another machine: ask there"
     if process_state(mine.pid, mine.started) == "gone":
         return f"pid {mine.pid} is gone"
-    if mine.state == "stopped":
-        return f"pid {mine.pid} is stopped by a signal; let it go on with: kill -CONT {mine.pid}"
     return _signal(folder, actor, mine.pid)
 
 
 def _signal(folder: RunFolder, actor: str, pid: int) -> int | str:
+    if process_state(pid) == "stopped":
+        return f"pid {pid} is stopped by a signal: it can write its stacks only once it goes on; kill -CONT {pid}, then ask again"
     if not _handles(pid):
         return f"pid {pid} has not registered for stack dumps (yet)"
     path = stacks_file(folder, actor)
@@ -78,7 +86,7 @@ def _handles(pid: int) -> bool:
     return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
 
 
-def _read(folder: RunFolder, actor: str, begin: int) -> str:
+def _read(folder: RunFolder, actor: str, begin: int) -> Dump:
     """What arrived since ``begin``, once it stays as it is."""
     path, deadline, size = stacks_file(folder, actor), time.monotonic() + WRITE_S, -1
     while time.monotonic() < deadline:
@@ -87,6 +95,5 @@ def _read(folder: RunFolder, actor: str, begin: int) -> str:
             break
         size = now
         time.sleep(POLL_S)
-    with path.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace").strip() or "nothing was written: it sits in the kernel, or has no file"
+    text = path.read_bytes()[begin:].decode(errors="replace").strip() if path.exists() else ""
+    return Dump(text, str(path.relative_to(folder.root))) if text else Dump("nothing was written: it sits in the kernel, or has no file")

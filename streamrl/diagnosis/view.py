@@ -1,12 +1,14 @@
 """A run as the files of its folder show it, for whoever wants to know how it is. Reads; decides nothing.
 
-A file that is missing, half read or of another version counts as one that says nothing: a diagnosis is wanted most when things are not in order.
+A file that is missing, half read or of another version counts as one that says nothing: a diagnosis is wanted most when things are not in order. Whoever
+wants to be told of one that somebody else has written reads ``strict``.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,12 +20,14 @@ from streamrl.errors import UsageError
 from streamrl.protocol.health import Health
 from streamrl.protocol.waits import Calls, Wait
 from streamrl.telemetry.run_folder import RunFolder
+from streamrl.telemetry.steps import read_last_step
 from streamrl.telemetry.summary import RunStatus, RunSummary, read_status, read_summary
 
 T = TypeVar("T")
 ProcessState = Literal["running", "stopped", "gone", "unknown"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CHECKPOINT = re.compile(r"global_step_(\d+)")
 SAME_START_S = 0.1
 STATES: dict[str, ProcessState] = {"stopped": "stopped", "tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}
 
@@ -46,6 +50,10 @@ class RunView(msgspec.Struct, frozen=True):
     driver: ProcessState = "unknown"
     processes: dict[str, list[Process]] = {}  # by actor: its own first, then what it started
     folder: str = ""
+    lacks: dict[str, str] = {}  # files that tell nothing, and why: status.json "is missing"
+    step: int | None = None  # the newest in metrics/steps.jsonl; only read when a file tells nothing
+    checkpoint: int | None = None  # the step of the newest one, by its name
+    has_journal: bool = False
 
     def names(self, role: str) -> list[str]:
         """Actors of a role, by number: learner-0, learner-1, ..."""
@@ -101,18 +109,45 @@ class RunView(msgspec.Struct, frozen=True):
         return self.table.heard.get(name) or Heard(self.table.time)
 
 
-def read_view(folder: RunFolder, now: float | None = None) -> RunView:
-    """The run in ``folder`` as of now."""
-    status = _quietly(lambda: read_status(folder.status))
+def read_view(folder: RunFolder, now: float | None = None, *, strict: bool = False) -> RunView:
+    """The run in ``folder`` as of now. ``strict``: UsageError for a file that is whole and not what it should be."""
+    status = _quietly(lambda: read_status(folder.status), strict)
+    table = _quietly(lambda: _read_table(folder.waits), strict)
+    lacks = {path.name: _lack(path) for path, found in ((folder.status, status), (folder.waits, table)) if found is None}
+    last = _quietly(lambda: read_last_step(folder.steps)) if lacks else None
     return RunView(
         now=time.time() if now is None else now,
-        table=_read(folder.waits, Table) or Table(0.0),
+        table=table or Table(0.0),
         status=status,
-        summary=_quietly(lambda: read_summary(folder.summary)),
+        summary=_quietly(lambda: read_summary(folder.summary), strict),
         driver="unknown" if status is None else process_state(status.pid),
         processes=read_processes(folder),
         folder=str(folder.root),
+        lacks=lacks,
+        step=last.get("step") if last is not None else None,
+        checkpoint=max(_checkpoints(folder), default=None),
+        has_journal=any(folder.ledger.glob("replay-*.journal")),
     )
+
+
+def _lack(path: Path) -> str:
+    return "cannot be read" if path.exists() else "is missing"
+
+
+def _checkpoints(folder: RunFolder) -> Iterator[int]:
+    """Steps of the complete ones; their files are not read."""
+    for manifest in folder.checkpoints.glob("global_step_*/manifest.json"):
+        if (name := CHECKPOINT.fullmatch(manifest.parent.name)) is not None:
+            yield int(name[1])
+
+
+def _read_table(path: Path) -> Table | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Table)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} must hold the waits of a run ({error}); it was written by another version of streamrl or changed by hand") from error
 
 
 class _Child(msgspec.Struct):
@@ -156,8 +191,12 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def _quietly(read: Callable[[], T | None]) -> T | None:
+def _quietly(read: Callable[[], T | None], strict: bool = False) -> T | None:
     try:
         return read()
-    except (OSError, UsageError):
+    except OSError:
+        return None
+    except UsageError as error:
+        if strict and isinstance(error.__cause__, msgspec.ValidationError):  # else it is no JSON, so it was cut off
+            raise
         return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from streamrl.diagnosis.queues import queued
 from streamrl.diagnosis.result import Link, span
-from streamrl.diagnosis.roots import STACKS, Root, held_by, log_of, unresponsive
+from streamrl.diagnosis.roots import STACKS, Root, held_by, log_of, unresponsive, who
 from streamrl.diagnosis.view import RunView
 from streamrl.protocol.health import ReplayFacts
-from streamrl.protocol.waits import Doing
+from streamrl.protocol.waits import FREE_SLOT, Doing
 
 UNHEARD_S = 5.0  # a heartbeat is answered at once; one that is not for this long has not arrived
 VALIDATION = "validation"
@@ -37,7 +40,9 @@ def session(view: RunView, name: str, doing: Doing, chain: list[Link]) -> Root:
     left_s = None if doing.limit_s is None or since_s is None else doing.limit_s - since_s
     on = f"{name} {doing.on}" if doing.on == "engine" else doing.on
     if doing.on and doing.on != "its session":
-        chain.append(Link(doing.name if doing.name.startswith((VALIDATION, VERSION)) else f"session {doing.name}", doing.what, on, since_s, left_s))
+        chain.append(Link(who(doing.name), doing.what, on, since_s, left_s))
+    if doing.what == FREE_SLOT:
+        return queued(view, name, doing, chain)
     if doing.on == "store":
         return store(view, name, since_s or 0.0)
     if doing.on == "replay" and (since_s or 0.0) > _unheard_limit_s(view):
@@ -102,7 +107,7 @@ def _without_slots(view: RunView, name: str, chain: list[Link]) -> Root | None:
     if health is None or facts is None or wait is None:
         return None
     since_s = view.age(name, wait.since)
-    chain.append(Link(name, wait.what, wait.on, since_s, None if wait.limit_s is None else wait.limit_s - since_s))
+    chain.append(Link(name, wait.what, wait.on, since_s))  # no deadline: a session that is being scored has no limit, only its call has
     if facts.gate_closed_s is not None:
         validating = next((doing for doing in health.doing if doing.name.startswith(VALIDATION)), None)
         if validating is not None:
@@ -114,7 +119,7 @@ def _without_slots(view: RunView, name: str, chain: list[Link]) -> Root | None:
         return None
     found = session(view, name, sessions[0], chain)
     told = f"{name}: {facts.sessions} of {facts.slots} session slots are taken (rollout.max_sessions_per_actor)"
-    return Root(found.culprit, found.says, found.next_step, found.actor, found.certain, found.works, found.quiet_s, (told, *found.evidence))
+    return msgspec.structs.replace(found, evidence=(told, *found.evidence))
 
 
 def store(view: RunView, name: str, since_s: float) -> Root:

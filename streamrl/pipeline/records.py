@@ -85,6 +85,8 @@ class Totals(msgspec.Struct):
     stats: ReplayStats = msgspec.field(default_factory=ReplayStats)
     last_step_end: float = 0.0
     last_generated: int = 0
+    earlier_trajectories: int = 0  # acknowledged before this driver began: its rates leave them out
+    earlier_tokens: int = 0  # of these, likewise
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> Totals:
@@ -92,6 +94,11 @@ class Totals(msgspec.Struct):
         totals = msgspec.convert(saved, cls)
         totals.last_step_end = 0.0
         return totals
+
+    def begin(self, stats: ReplayStats) -> None:
+        """A driver begins where ``stats`` stand: what they count already, it has not seen."""
+        self.earlier_trajectories = stats.trajectories_generated
+        self.earlier_tokens = self.last_generated = stats.tokens_generated
 
     def step(
         self,

@@ -32,6 +32,8 @@ async def fall_back(trainer: Trainer, standing: Standing) -> Standing:
     version = standing.manifest.version
     trainer.state = await trainer.checkpoints.fall_back(trainer.learner, trainer.replay, version + 1) or TrainerState()
     trainer.totals = Totals.restored(trainer.state.totals)
+    trainer.totals.last_generated = (await trainer.replay.stats()).tokens_generated
+    trainer.totals.earlier_trajectories, trainer.totals.earlier_tokens = standing.totals.earlier_trajectories, standing.totals.earlier_tokens
     trainer.state.version = version
     manifest = await trainer.snapshot()
     await trainer.publisher.publish(manifest)

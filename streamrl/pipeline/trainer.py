@@ -117,6 +117,7 @@ class Trainer:
         if restored is not None:
             self.state = restored
             self.totals = Totals.restored(restored.totals)
+        self.totals.begin(await self.replay.stats())
         self.state.version = max(self.state.version, self.checkpoints.highest_version())
         await self._publish(await self.snapshot())  # restored weights get a number of their own
         self.write_standing()

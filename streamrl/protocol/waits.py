@@ -2,7 +2,8 @@
 
 Two kinds. A loop's own wait is opened on the table (``waiting``, ``polling``). What a session or a learner call waits for is opened by whoever it runs
 through (an engine call, a tool, a scorer), with ``shown``: it needs no table in hand, since ``activity`` has put one into the context. Sixty sessions
-that wait for one engine are one row, with the oldest of them.
+that wait for one engine are one row, with the oldest of them. A call that first waits for its turn says so with ``queued``, and with ``begun`` from when
+its own limit counts: a queue in front of a slow scorer is no call that hangs.
 
 Guarantees: a row's ``since`` is the true start of the wait, however often it is asked anew; memory is bounded by what is open. Records only: a deadline
 is kept by the call that waits, or by ``limit``. Times are of this machine's wall clock. Threads of the process may write while another reads.
@@ -14,7 +15,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 MAX_KINDS = 64  # of calls whose ends are counted: tools and scorers are few, and whoever names more shares one entry
 MAX_ERROR_CHARS = 300
+FREE_SLOT = "a free slot"
+TURN = "its turn"  # at a pace that is kept on purpose
 MAX_GROUPS = 16  # that failures in a row are told apart by
 OTHER = "other"
 
@@ -66,23 +69,38 @@ class Doing(msgspec.Struct, frozen=True):
     limit_s: float | None = None
 
 
+class Open(msgspec.Struct, frozen=True, eq=False):
+    """An open wait, and the one around it."""
+
+    wait: Wait
+    around: Open | None
+
+    @property
+    def left_s(self) -> float | None:
+        """Until its deadline."""
+        return None if self.wait.limit_s is None else max(0.0, self.wait.since + self.wait.limit_s - time.time())
+
+
 class Activity:
-    """A session or call under way: its open waits, outermost first. ``rare``: there are few of its kind."""
+    """A session or call under way, with its open waits. ``rare``: there are few of its kind."""
 
     def __init__(self, table: WaitTable, name: str, rare: bool) -> None:
         self.table, self.name, self.rare, self.since = table, name, rare, time.time()
-        self.open: list[Wait] = []
+        self.open: list[Open] = []
 
-    @property
-    def innermost(self) -> Wait | None:
-        return next(iter(self.open[-1:]), None)  # a slice: another thread may be closing it
+    def innermost(self) -> list[Wait]:
+        """Those with no other inside, oldest first: one, or one for each of the tasks that run side by side."""
+        now_open = list(self.open)  # a copy: another thread may be closing one
+        outer = {id(one.around) for one in now_open}
+        return sorted((one.wait for one in now_open if id(one) not in outer), key=lambda wait: wait.since)
 
     def doing(self) -> Doing:
-        inner = self.innermost
+        inner = next(iter(self.innermost()), None)
         return Doing(self.name, self.since) if inner is None else Doing(self.name, self.since, inner.what, inner.on, inner.since, inner.limit_s)
 
 
 _CURRENT: ContextVar[Activity | None] = ContextVar("streamrl_activity", default=None)
+_AROUND: ContextVar[Open | None] = ContextVar("streamrl_wait", default=None)  # the wait that what runs here is a part of
 
 
 @contextmanager
@@ -97,20 +115,69 @@ def shown(what: str, on: str, limit_s: float | None = None) -> Iterator[None]:
     [('tool search', 1, 0)]
     """
     activity = _CURRENT.get()
+    with _open(what, on, limit_s):
+        try:
+            yield
+        except Exception as error:
+            if activity is not None:
+                activity.table.ended(what, on, activity.name, error)
+            raise
+        if activity is not None:
+            activity.table.ended(what, on, activity.name)
+
+
+def queued(on: str = "", what: str = FREE_SLOT, limit_s: float | None = None) -> AbstractContextManager[None]:
+    """Show that the call around this waits for its turn, and has not begun. ``on``: who keeps it waiting, where it is not whom that call asks.
+
+    >>> table = WaitTable("rollout-0")
+    >>> with table.activity("p1/0"), shown("a score", "scorer math"):
+    ...     with queued():
+    ...         print(table.rows()[0].what, table.rows()[0].limit_s)
+    ...     with begun(30.0):
+    ...         print(table.rows()[0].what, table.rows()[0].limit_s)
+    a free slot None
+    a call 30.0
+    """
+    around = _AROUND.get()
+    on = on or (around.wait.on if around is not None else "")
+    left_s = around.left_s if around is not None and limit_s is None else limit_s
+    return _open(what, on, left_s) if on else nullcontext()
+
+
+def begun(limit_s: float | None = None, what: str = "a call") -> AbstractContextManager[None]:
+    """Show that the call around this has begun, for at most ``limit_s`` from here on (None: until its own deadline). Its end is counted by that one."""
+    around = _AROUND.get()
+    return nullcontext() if around is None else _open(what, around.wait.on, around.left_s if limit_s is None else limit_s)
+
+
+@contextmanager
+def _open(what: str, on: str, limit_s: float | None) -> Iterator[None]:
+    activity, around = _CURRENT.get(), _AROUND.get()
     if activity is None:
         yield
         return
-    wait = Wait(activity.table.waiter, what, on, time.time(), limit_s, activity.name)
-    activity.open.append(wait)
+    mine = Open(Wait(activity.table.waiter, what, on, time.time(), limit_s, activity.name), around)
+    activity.open.append(mine)
+    _AROUND.set(mine)
     try:
         yield
-    except Exception as error:
-        activity.table.ended(what, on, activity.name, error)
-        raise
-    else:
-        activity.table.ended(what, on, activity.name)
     finally:
-        activity.open.remove(wait)
+        _AROUND.set(around)  # no reset: a generator that is collected may be closed in another context
+        activity.open.remove(mine)
+
+
+def one_line(text: str, most: int = MAX_ERROR_CHARS) -> str:
+    """An error in at most ``most`` characters; what to do, behind its last semicolon, stays.
+
+    >>> one_line("a folder has room, got none in /a/long/path; free space there", 50)
+    'a folder has room, got none in …; free space there'
+    """
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    _, semicolon, todo = line.rpartition("; ")
+    end = f"…; {todo}" if semicolon and len(todo) < most / 2 else "…"
+    return line[: most - len(end)] + end
 
 
 def progressed() -> None:
@@ -213,7 +280,7 @@ class WaitTable:
             self._failing.pop(kind, None)
             self.progressed()
         else:
-            now, words = time.time(), f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            now, words = time.time(), one_line(f"{type(error).__name__}: {error}")
             groups = self._failing.setdefault(kind, set())
             if len(groups) < MAX_GROUPS:
                 groups.add(who.partition("/")[0])
@@ -224,7 +291,7 @@ class WaitTable:
     def rows(self) -> list[Wait]:
         """Open waits, oldest first; those of sessions by what they wait for innermost."""
         found: dict[tuple[str, str], Wait] = {}
-        inner = [wait for activity in list(self._activities.values()) if (wait := activity.innermost) is not None]
+        inner = [wait for activity in list(self._activities.values()) for wait in activity.innermost()]
         for wait in sorted(inner, key=lambda wait: wait.since):
             first = found.get((wait.what, wait.on), wait)
             found[wait.what, wait.on] = msgspec.structs.replace(first, count=first.count + (first is not wait))

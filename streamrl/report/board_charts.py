@@ -127,17 +127,19 @@ def _stat(panel: Panel, found: list[tuple[Target, list[Series]]], axis: TimeAxis
 
 
 def _table(panel: Panel, found: list[tuple[Target, list[Series]]]) -> Table:
-    """One row a label set, one column a target; the last values."""
+    """One row a label set, one column a target that has a number; the last values."""
     labels = labels_of(panel.targets[0].query)
+    numbers = [target for target, _ in found if target.has_number]
     rows: dict[tuple[str, ...], list[str | Number]] = {}
-    for place, (_, lines) in enumerate(found):
+    for target, lines in found:
         for series in lines:
-            key = tuple(series.labels.get(label, "") for label in labels)
-            rows.setdefault(key, [None] * len(found))[place] = _last(series)
-    units: list[str] = ["ratio" if isinstance(target.query, Ratio) else panel.unit for target, _ in found]
+            row = rows.setdefault(tuple(series.labels.get(label, "") for label in labels), [None] * len(numbers))
+            if target.has_number:
+                row[numbers.index(target)] = _last(series)
+    units: list[str] = ["ratio" if isinstance(target.query, Ratio) else panel.unit for target in numbers]
     return Table(
         panel.title,
-        [*labels, *(target.legend for target, _ in found)],
+        [*labels, *(target.legend for target in numbers)],
         [*("text" for _ in labels), *units],
         [[*key, *values] for key, values in sorted(rows.items())],
         panel.description,

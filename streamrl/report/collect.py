@@ -23,7 +23,7 @@ from streamrl.report.step_charts import steps_section
 from streamrl.report.thinning import read_thinned
 from streamrl.telemetry.recording import Recording
 from streamrl.telemetry.run_folder import RunFolder
-from streamrl.telemetry.steps import read_steps
+from streamrl.telemetry.steps import read_steps, surviving
 from streamrl.telemetry.summary import RunStatus, RunSummary, read_status, read_summary
 
 SECRET_KEYS = ("api_key", "apikey", "auth_token", "access_token", "token", "secret", "password", "authorization")
@@ -35,20 +35,22 @@ def collect(folder: RunFolder, *, samples: Samples | None = None, diagnosis: str
     now = time.time() if now is None else now
     notes: list[str] = []
     summary, status = _read(read_summary, folder.summary, notes), _read(read_status, folder.status, notes)
-    records = read_steps(folder.steps)
+    logged = read_steps(folder.steps)
+    records = surviving(logged)
     recording, stride = read_thinned(folder)
     word, sentence = standing(summary, status, now)
     learning, step_axis = steps_section(records)
-    start = _start(recording, status, records, now)
+    start = _start(recording, status, logged, now)
+    untrained = tables.untrained(recording, summary)
     axis = TimeAxis.of(recording.times, start)
-    sections = [learning, *_whole_run(recording, summary, folder), *(board_sections(recording, axis) if len(recording.times) > 1 else [])]
+    sections = [learning, *_whole_run(recording, summary, untrained, folder), *(board_sections(recording, axis) if len(recording.times) > 1 else [])]
     axes: dict[Axis, list[float]] = {"time": axis.grid.axis, "step": step_axis}
     return Report(
         title=folder.root.name,
         status=word,
         headline=sentence,
-        facts=facts(summary, status, records),
-        notes=[*([f"`streamrl why`: {diagnosis}"] if diagnosis else []), *notes, *_notes(recording, records, status)],
+        facts=facts(summary, status, records, untrained),
+        notes=[*([f"`streamrl why`: {diagnosis}"] if diagnosis else []), *notes, *_notes(recording, records, len(logged) - len(records), status)],
         sections=[section for section in sections if section.blocks or section.stats or section.missing],
         axes=axes,
         time_unit=axis.unit,
@@ -60,13 +62,13 @@ def collect(folder: RunFolder, *, samples: Samples | None = None, diagnosis: str
     )
 
 
-def _whole_run(recording: Recording, summary: RunSummary | None, folder: RunFolder) -> list[Section]:
+def _whole_run(recording: Recording, summary: RunSummary | None, untrained: tables.Untrained | None, folder: RunFolder) -> list[Section]:
     """What it all came to."""
     time_parts: list[Block | None] = [tables.time_by_state(recording), tables.slowest_phases(recording)]
     fates: list[Block | None] = [
-        tables.token_fates(recording, summary.token_fates if summary is not None else None),
+        tables.token_fates(recording, summary),
         tables.ledger(recording),
-        tables.drops(recording, summary.groups_dropped if summary is not None else None),
+        tables.drops(untrained),
         tables.quarantine(read_steps(folder.quarantine)),
     ]
     sections = [
@@ -77,10 +79,13 @@ def _whole_run(recording: Recording, summary: RunSummary | None, folder: RunFold
     return [section for section in sections if section.blocks]
 
 
-def _notes(recording: Recording, records: Sequence[dict[str, Any]], status: RunStatus | None) -> list[str]:
+def _notes(recording: Recording, records: Sequence[dict[str, Any]], num_superseded: int, status: RunStatus | None) -> list[str]:
     """What went wrong while the run went on, then what the report lacks and why."""
     warnings = [f"step {record.get('step', 0)}: {record['warning']}" for record in records if record.get("warning")]
     notes = warnings[:20] + ([f"and {len(warnings) - 20} more warnings; see metrics/steps.jsonl"] if len(warnings) > 20 else [])
+    if num_superseded:
+        are = "records of the log of steps are" if num_superseded > 1 else "record of the log of steps is"
+        notes.append(f"{num_superseded:,} {are} left out: the run went on from an older state and did those steps again.")
     if not recording.times:
         notes.append(
             "This run has no recording (metrics/recording-*.om.gz): time by state, lags, token fates and the boards' panels are missing. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from streamrl.telemetry.summary import LEFT_OVER
+
 _FREE = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 15, 16, 17)  # for names without a colour of their own; the others are greys for waits
 
 NAMED = {
@@ -32,6 +34,7 @@ NAMED = {
     "dropped": 4,
     "evaluation": 0,
     "in flight": 10,
+    LEFT_OVER: 10,
     "bound": 4,
     "capacity": 4,
 }

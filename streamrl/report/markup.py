@@ -1,6 +1,8 @@
-"""Pieces of the page as HTML. Every text from outside goes through ``escaped``; nothing else may reach the page.
+"""Pieces of the page as HTML. Every text from outside goes through ``escaped``, names that the script writes through ``one_way``; nothing else may
+reach the page.
 
-Names of runs, prompts and answers, errors and labels are all written by somebody else: tags, ``</script>``, control characters, halves of surrogate pairs.
+Names of runs, prompts and answers, errors and labels are all written by somebody else: tags, ``</script>``, control characters, halves of surrogate pairs,
+characters that turn the direction of what follows them.
 """
 
 from __future__ import annotations
@@ -16,12 +18,22 @@ from streamrl.report.model import Bars, Chart, Histogram, Number, Stat, Table
 from streamrl.report.units import exact, number_and_unit, shown, unit_name
 
 _CODE, _AS_CODE = re.compile("`([^`]*)`"), r"<code>\1</code>"
+_TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # Unicode's Bidi_Control
 SHOWN_IN_LABEL = 6  # lines that a chart's description for screen readers names
 
 
 def escaped(text: str) -> str:
     """For element text and quoted attributes."""
     return html.escape(_valid(text), quote=True)
+
+
+def one_way(text: str) -> str:
+    """With bidi controls as escapes: one in a name would mirror the words around it.
+
+    >>> one_way("gsm\\u202e8k")
+    'gsm\\\\u202e8k'
+    """
+    return _TURNS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def script_safe(value: Any) -> str:
@@ -31,8 +43,8 @@ def script_safe(value: Any) -> str:
 
 
 def _valid(text: str) -> str:
-    """Without halves of surrogate pairs, and with other control characters than line breaks and tabs as escapes."""
-    clean = text.encode("utf-8", "replace").decode("utf-8")
+    """Without halves of surrogate pairs, and with bidi controls and other control characters than line breaks and tabs as escapes."""
+    clean = one_way(text.encode("utf-8", "replace").decode("utf-8"))
     return "".join(char if (char >= " " and char != "\x7f") or char in "\n\t" else char.encode("unicode_escape").decode() for char in clean)
 
 

@@ -69,7 +69,7 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
         "unit": chart.unit,
         "range": [chart.minimum, chart.maximum],
         "alarm": chart.alarm_above,
-        "lines": [{"name": line.name, "colour": colour, "values": line.values} for line, colour in zip(chart.lines, colours, strict=True)],
+        "lines": [{"name": markup.one_way(line.name), "colour": colour, "values": line.values} for line, colour in zip(chart.lines, colours, strict=True)],
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamrl.report.model import Number, Stat
+from streamrl.report.tables import Untrained
 from streamrl.report.units import duration, shown
 from streamrl.telemetry.summary import RunStatus, RunSummary
 
@@ -19,7 +20,7 @@ def standing(summary: RunSummary | None, status: RunStatus | None, now: float) -
         return summary.status, f"{done} {summary.error}" if summary.error else done
     if status is None:
         return "unknown", "The driver has written no status: the run has not begun, or was made without one."
-    progress = f"step {status.step} of {status.total_steps}, weight version {status.version}"
+    progress = f"{status.progress}, weight version {status.version}"
     note = f"; {status.message}" if status.message else ""
     if now - status.updated > SILENT_S and status.state in ("starting", "running", "stopping"):
         silent = duration(now - status.updated)
@@ -27,32 +28,32 @@ def standing(summary: RunSummary | None, status: RunStatus | None, now: float) -
     return status.state, f"{status.state} for {duration(status.updated - status.started)}, {progress}{note}."
 
 
-def facts(summary: RunSummary | None, status: RunStatus | None, records: Sequence[dict[str, Any]]) -> list[Stat]:
+def facts(summary: RunSummary | None, status: RunStatus | None, records: Sequence[dict[str, Any]], untrained: Untrained | None) -> list[Stat]:
     """The headline numbers. Without a summary they are those of the log of steps; what was never measured is left out."""
-    found = _of_summary(summary) if summary is not None else _of_steps(status, records)
+    found = _of_summary(summary, untrained or Untrained({}, 0.0)) if summary is not None else _of_steps(status, records, untrained)
     return [stat for stat in found if stat.value is not None]
 
 
-def _of_summary(summary: RunSummary) -> list[Stat]:
-    per_s = 1.0 / summary.wall_s if summary.wall_s > 0 else 0.0
-    dropped = sum(summary.groups_dropped.values())
+def _of_summary(summary: RunSummary, untrained: Untrained) -> list[Stat]:
+    level = "warn" if sum(untrained.dropped.values()) > summary.groups_trained else ""
     return [
         Stat("Steps", "none", summary.steps, f"weight version {summary.weight_version}"),
         Stat("Wall time", "seconds", summary.wall_s),
         Stat("Reward", "none", summary.reward_last, _from(summary.reward_first)),
         Stat("Validation accuracy", "ratio", summary.val_accuracy_last, _from(summary.val_accuracy_first, "ratio")),
-        Stat("Generated", "tokens_per_s", summary.generated_tokens * per_s, f"{summary.generated_tokens:,} tokens, {summary.trained_tokens:,} trained"),
-        Stat("Trajectories per second", "none", summary.trajectories * per_s, f"{summary.trajectories:,} in all"),
+        Stat("Generated", "tokens_per_s", summary.generated_tokens_per_s, f"{summary.generated_tokens:,} tokens, {summary.trained_tokens:,} trained"),
+        Stat("Trajectories per second", "none", summary.trajectories_per_s, f"{summary.trajectories:,} in all"),
         Stat("Highest lag", "versions", summary.lag_max, f"mean {summary.lag_mean:.2f}, bound {summary.max_staleness}", level=_lag_level(summary)),
-        Stat("Groups trained", "none", summary.groups_trained, f"{dropped:,} dropped", level="warn" if dropped > summary.groups_trained else ""),
+        Stat("Groups trained", "none", summary.groups_trained, untrained.words, level=level),  # type: ignore[arg-type]
     ]
 
 
-def _of_steps(status: RunStatus | None, records: Sequence[dict[str, Any]]) -> list[Stat]:
+def _of_steps(status: RunStatus | None, records: Sequence[dict[str, Any]], untrained: Untrained | None) -> list[Stat]:
     trained = [record for record in records if record.get("reward") is not None]
     rewards = [float(record["reward"]) for record in trained]
     accuracies = [float(record["val_accuracy"]) for record in records if record.get("val_accuracy") is not None]
     step = max([record.get("step", 0) for record in records] + ([status.step] if status is not None else []), default=None)
+    dropped = sum(untrained.dropped.values()) if untrained is not None else trained[-1].get("dropped", 0) if trained else None
     of = f"of {status.total_steps}" if status is not None and status.total_steps else ""
     return [
         Stat("Steps", "none", step, of),
@@ -62,7 +63,7 @@ def _of_steps(status: RunStatus | None, records: Sequence[dict[str, Any]]) -> li
         Stat("Generated", "tokens_per_s", _mean(record.get("tokens_per_s") for record in trained)),
         Stat("Trajectories per second", "none", _mean(record.get("trajectories_per_s") for record in trained)),
         Stat("Highest lag", "versions", max((record.get("lag_max", 0) for record in trained), default=None)),
-        Stat("Groups dropped", "none", trained[-1].get("dropped", 0) if trained else None),
+        Stat("Groups dropped", "none", dropped),
     ]
 
 

@@ -1,6 +1,6 @@
 """The step log as curves over steps, and every metric of it in one table. What a run without a recording has, too.
 
-Of a step that a resumed run did again, the later record counts.
+Takes the records that survive; of two that are left of one step (a validation that was done again) the later one counts.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ restarted are added up over its lives; those of the replay buffer are taken as t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from streamrl.report.board_charts import bucket_names
 from streamrl.report.model import Bars, Histogram, Number, Table
@@ -14,9 +15,10 @@ from streamrl.telemetry.catalogue import CATALOGUE
 from streamrl.telemetry.evaluate import Source, newest, totals
 from streamrl.telemetry.queries import Where
 from streamrl.telemetry.states import STATES
+from streamrl.telemetry.summary import LEFT_OVER, SHUTDOWN, RunSummary
 
 MAX_PHASES = 15
-_FATES = ("trained", "stale", "filtered", "failed", "evaluation", "in flight")
+_FATES = ("trained", "stale", "filtered", "failed", "evaluation")
 _IN_FLIGHT = ("pending", "running", "ready", "leased")
 _LAGS: tuple[tuple[str, str, str, Where], ...] = (  # (title, unit, metric, where)
     ("Lag of trained groups", "groups", "streamrl_staleness_versions", {"stage": "train"}),
@@ -49,15 +51,18 @@ def time_by_state(recording: Source) -> Bars | None:
     return Bars("Time by state", "seconds", parts, rows, "Every second of an actor belongs to one state. Up to the last scrape of the recording.")
 
 
-def token_fates(recording: Source, at_the_end: dict[str, int] | None = None) -> Bars | None:
-    """What became of the tokens that the policy wrote; the parts add up to what was generated. ``at_the_end`` is the summary's account, which is later
-    than the last scrape."""
-    fates = {name.replace("_", " "): float(number) for name, number in (at_the_end or {}).items()} or _fates_so_far(recording)
+def token_fates(recording: Source, summary: RunSummary | None = None) -> Bars | None:
+    """What became of the tokens that the policy wrote; the parts add up to what was generated. The summary's account is later than the last scrape."""
+    fates = {name: float(number) for name, number in summary.token_fates.items()} if summary is not None else {}
+    fates = fates or _fates_so_far(recording)
     if not fates:
         return None
-    parts = [*_FATES, *sorted(fates.keys() - set(_FATES))]
+    unfinished = "in flight" if summary is None else summary.unfinished
+    fates[unfinished] = fates.pop("in_flight", 0.0)
+    known = (*_FATES, unfinished)
+    parts = [*known, *sorted(fates.keys() - set(known))]
     row = [fates.get(part, 0.0) for part in parts]
-    waste = 1.0 - sum(fates.get(part, 0.0) for part in ("trained", "evaluation", "in flight")) / max(sum(row), 1.0)
+    waste = 1.0 - sum(fates.get(part, 0.0) for part in ("trained", "evaluation", unfinished)) / max(sum(row), 1.0)
     note = f"{sum(row):,.0f} tokens that the policy wrote, each in exactly one place; {100 * waste:.3g} % were of no use."
     return Bars("What became of the tokens", "tokens", parts, [("tokens", row)], note)
 
@@ -67,7 +72,7 @@ def _fates_so_far(recording: Source) -> dict[str, float]:
     if not fates:
         return {}
     trained = fates.get("trained", 0.0) - fates.pop("rolled_back", 0.0)
-    return {**fates, "trained": trained, "in flight": newest(recording, "streamrl_tokens_in_flight").get((), 0.0)}
+    return {**fates, "trained": trained, "in_flight": newest(recording, "streamrl_tokens_in_flight").get((), 0.0)}
 
 
 def ledger(recording: Source) -> Table | None:
@@ -84,7 +89,9 @@ def ledger(recording: Source) -> Table | None:
     columns = ["unit", "admitted", "trained", "dropped", "in flight", "rolled back"]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    note = f"In flight is what is left: admitted - trained - dropped. {_balance(recording)}`streamrl audit` proves it from the journal."
+    left = newest(recording, "streamrl_groups_dropped_total", (), {"reason": SHUTDOWN}).get((), 0.0)
+    dropped_too = f"Dropped counts the {left:,.0f} groups {LEFT_OVER}. " if left else ""
+    note = f"In flight is what is left: admitted - trained - dropped. {dropped_too}{_balance(recording)}`streamrl audit` proves it from the journal."
     return Table("Ledger", columns, ["text", *["none"] * (len(columns) - 1)], rows, note)
 
 
@@ -97,15 +104,36 @@ def _balance(recording: Source) -> str:
     return f"The buffer holds {held:,.0f}, so it closes. " if held == left else f"The buffer holds {held:,.0f}: IT DOES NOT CLOSE. "
 
 
-def drops(recording: Source, by_summary: dict[str, int] | None) -> Histogram | None:
-    """Groups by the reason they were dropped for. The last scrape may be from before the end, the summary from before the last groups were let go."""
+class Untrained(NamedTuple):
+    """Groups that were admitted and ended without being trained. ``left_over``: unfinished when the run ended, which is not counted as dropped."""
+
+    dropped: dict[str, float]  # by reason, those with none left out
+    left_over: float
+
+    @property
+    def words(self) -> str:
+        """``14 dropped, 24 left over at the end``."""
+        return f"{sum(self.dropped.values()):,.0f} dropped" + (f", {self.left_over:,.0f} {LEFT_OVER}" if self.left_over else "")
+
+
+def untrained(recording: Source, summary: RunSummary | None) -> Untrained | None:
+    """The one source of all numbers of dropped groups. The last scrape may be from before the end, the summary from before the last groups were let go."""
     counts = {labels[0]: value for labels, value in newest(recording, "streamrl_groups_dropped_total", ("reason",)).items()}
-    if not counts and by_summary is None:
+    if not counts and summary is None:
         return None
-    counts |= {reason: max(float(count), counts.get(reason, 0.0)) for reason, count in (by_summary or {}).items()}
-    found = sorted(((reason, count) for reason, count in counts.items() if count), key=lambda item: -item[1])
-    note = "" if found else "No group was dropped."
-    return Histogram("Dropped groups by reason", "groups", found, note)
+    at_the_end = {} if summary is None else {**summary.groups_dropped, SHUTDOWN: summary.groups_left_over if summary.unfinished == LEFT_OVER else 0}
+    counts |= {reason: max(float(count), counts.get(reason, 0.0)) for reason, count in at_the_end.items()}
+    left_over = counts.pop(SHUTDOWN, 0.0)
+    return Untrained({reason: count for reason, count in counts.items() if count}, left_over)
+
+
+def drops(found: Untrained | None) -> Histogram | None:
+    """Groups by the reason they were dropped for."""
+    if found is None:
+        return None
+    none = "" if found.dropped else "No group was dropped. "
+    note = none + (f"{found.left_over:,.0f} groups were {LEFT_OVER}, which is none of these." if found.left_over else "")
+    return Histogram("Dropped groups by reason", "groups", sorted(found.dropped.items(), key=lambda item: -item[1]), note)
 
 
 def lags(recording: Source) -> list[Histogram]:

@@ -11,8 +11,9 @@ from streamrl.protocol.waits import shown
 
 @contextmanager
 def as_reward_error(name: str, timeout_s: float) -> Iterator[None]:
-    """Timeouts and exceptions of the scorer ``name`` leave as RewardError; a RewardError passes. What waits for it is shown with its name."""
-    with shown("a score", f"scorer {name}", timeout_s), _translated(name, timeout_s):
+    """Timeouts and exceptions of the scorer ``name`` leave as RewardError; a RewardError passes. What waits for it is shown with its name: without a
+    limit, since ``timeout_s`` begins with the call itself (``begun``), which may have to wait for its turn (``slots.py``)."""
+    with shown("a score", f"scorer {name}"), _translated(name, timeout_s):
         yield
 
 

@@ -20,6 +20,7 @@ from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.deadline import within
 from streamrl.protocol.generate import GenerateRequest, SamplingParams
 from streamrl.protocol.interfaces import Clock, Engine
+from streamrl.protocol.waits import begun
 from streamrl.rewards.edge import as_reward_error
 from streamrl.rewards.scorer import read_score
 from streamrl.rewards.slots import Slots
@@ -60,7 +61,8 @@ class JudgeScorer:
         with as_reward_error(self._name, self._timeout_s):
             request = self._request(answer)
             async with self._slots.one():
-                result = await within(self._engine.generate(request), self._timeout_s, self._name, self._clock)
+                with begun(self._timeout_s):
+                    result = await within(self._engine.generate(request), self._timeout_s, self._name, self._clock)
             said = self._tokenizer.decode(result.token_ids, skip_special_tokens=True)
             score, extra = read_score(self._name, self._read(said))
             return score, extra | {"judgement": said}

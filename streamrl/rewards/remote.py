@@ -21,6 +21,7 @@ from streamrl.errors import ConfigError, RewardError
 from streamrl.protocol.answer import Answer
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.waits import begun
 from streamrl.rewards.edge import as_reward_error
 from streamrl.rewards.scorer import read_score
 
@@ -73,7 +74,8 @@ class RemoteScorer:
                 if attempt:
                     await self._clock.sleep(min(2.0 ** (attempt - 1), MAX_BACKOFF_S))
                 try:
-                    said = await within(self._post(body), self._timeout_s, name, self._clock)
+                    with begun(self._timeout_s):
+                        said = await within(self._post(body), self._timeout_s, name, self._clock)
                     return read_score(name, msgspec.json.decode(said))
                 except Unavailable as error:
                     reason = str(error)

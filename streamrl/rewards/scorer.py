@@ -20,6 +20,7 @@ from streamrl.errors import ConfigError, RewardError
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.waits import begun
 from streamrl.rewards import minerva, rules  # noqa: F401  (registers the rule scorers)
 from streamrl.rewards.edge import as_reward_error
 from streamrl.rewards.load import load_function
@@ -93,8 +94,9 @@ class Scorer:
     async def _call(self, entry: Entry, target: Target, args: list[Any]) -> Any:
         if not entry.inline and not inspect.iscoroutinefunction(entry.function):
             return await self._pool(target).call(args, self._timeout_s)
-        result = entry.function(*args)
-        return await within(result, self._timeout_s, entry.name, self._clock) if inspect.isawaitable(result) else result
+        with begun(self._timeout_s):
+            result = entry.function(*args)
+            return await within(result, self._timeout_s, entry.name, self._clock) if inspect.isawaitable(result) else result
 
     def _pool(self, target: Target) -> WorkerPool:
         if target not in self._pools:

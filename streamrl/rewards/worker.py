@@ -21,6 +21,7 @@ import msgspec
 from streamrl.errors import RewardError
 from streamrl.protocol.deadline import within
 from streamrl.protocol.interfaces import Clock
+from streamrl.protocol.waits import begun
 from streamrl.rewards.slots import Slots
 
 START_S = 60.0  # for the child to start and import the function's module; not part of the limit of a call
@@ -118,7 +119,8 @@ class WorkerPool:
         async with self._slots.one():
             worker = self._idle.pop() if self._idle else await self._start()
             try:
-                reply = await within(worker.call(args), timeout_s, f"a call of {self._target.name}", self._clock)
+                with begun(timeout_s):
+                    reply = await within(worker.call(args), timeout_s, f"a call of {self._target.name}", self._clock)
             except BaseException:
                 self._all.discard(worker)
                 await worker.kill()
@@ -134,6 +136,7 @@ class WorkerPool:
         await asyncio.gather(*(worker.kill() for worker in workers))
 
     async def _start(self) -> Worker:
-        worker = await Worker.start(self._target, self._clock)
+        with begun(START_S, "the start of a worker"):
+            worker = await Worker.start(self._target, self._clock)
         self._all.add(worker)
         return worker

@@ -67,6 +67,7 @@ SYNC_FAILURES = ("mismatch", "probe", "timeout", "engine")
 SESSION_OUTCOMES = ("completed", "truncated", "failed", "cancelled")
 REJECTED_WRITES = ("stale_write", "dtype", "malformed")
 
+TELEMETRY_ERRORS = ("undeclared", "label", "value", "exporter", "recorder", "scrape", "sink", "file")
 SESSION_PHASES = ("generate", "tool", "interaction", "reward")
 TOOL_OUTCOMES = ("ok", "error", "timeout", "skipped", "unknown", "malformed", "reward_failed", "release_failed")
 
@@ -161,7 +162,7 @@ _ALL = (
     _histogram("checkpoint_seconds", "seconds", "Duration of a checkpoint", ("trainer",)),
     _counter("checkpoint_failures", "", "Checkpoints that could not be written", ("trainer",)),
     _gauge("checkpoint_last_success_timestamp_seconds", "seconds", "Unix time of the last complete checkpoint", ("trainer",)),
-    _counter("telemetry_errors", "", "Faults of telemetry itself", ROLES, kind=("undeclared", "label", "value", "exporter", "recorder", "scrape", "sink")),
+    _counter("telemetry_errors", "", "Faults of telemetry itself", ROLES, kind=TELEMETRY_ERRORS),
 )
 
 CATALOGUE: dict[str, MetricSpec] = {spec.name: spec for spec in _ALL}

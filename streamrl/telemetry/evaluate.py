@@ -104,7 +104,8 @@ def _answer(query: Query, at: _Instants) -> Answer:
             return _aggregated(_lines(at, metric, by, where, _latest), agg)
         case Age(metric, agg, by, where):
             lines = _lines(at, metric, by, where, _latest)
-            return _aggregated([(labels, np.where(values > 0, at.times - values, np.nan)) for labels, values in lines], agg)  # 0: never happened
+            ages = [(labels, np.where(values > 0, np.maximum(at.times - values, 0.0), np.nan)) for labels, values in lines]  # 0: never happened
+            return _aggregated(ages, agg)
         case Rate(metric, by, where, part):
             return _rates(at, f"{metric}_{part}" if part else metric, by, where)
         case Mean(metric, by, where):

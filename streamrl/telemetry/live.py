@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from streamrl.protocol.waits import one_line
 from streamrl.telemetry.summary import RunSummary
 
 
@@ -27,7 +28,7 @@ def format_line(record: dict[str, Any]) -> str:
         parts.append(f"lag {record.get('lag_mean', 0):.2f} mean {record.get('lag_max', 0)} max")
         parts.append("groups " + " ".join(f"{record.get(state, 0)} {state}" for state in ("pending", "running", "ready", "leased")))
     if record.get("warning"):
-        parts.append(f"WARNING: {record['warning']}")
+        parts.append(f"WARNING: {one_line(record['warning'])}")
     if record.get("dropped"):
         parts.append(f"{record['dropped']} dropped")
     return "  ".join(parts)
@@ -49,29 +50,34 @@ def format_summary(summary: RunSummary, width: int = 100) -> str:
 
 
 def _rows(summary: RunSummary) -> list[tuple[str, str]]:
-    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.groups_dropped.items()) if count) or "none"
-    rate = summary.trajectories / summary.wall_s if summary.wall_s > 0 else 0.0
+    since = " since it was resumed" if summary.earlier_trajectories else ""
     rows = [
         ("steps", f"{summary.steps} in {summary.wall_s:.1f} s, weight version {summary.weight_version}"),
         ("validation accuracy", _change(summary.val_accuracy_first, summary.val_accuracy_last)),
         ("reward", _change(summary.reward_first, summary.reward_last)),
         ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} versions"),
-        ("trajectories", f"{summary.trajectories} ({rate:.1f}/s)"),
-        ("tokens", format_tokens(summary.token_fates)),
-        ("groups", f"{summary.groups_trained} trained ({summary.partial_share:.1%} of them partial), dropped: {dropped}"),
+        ("trajectories", f"{summary.trajectories} ({summary.trajectories_per_s:.1f}/s{since})"),
+        ("tokens", format_tokens(summary.token_fates, summary.unfinished)),
+        ("groups", f"{summary.groups_trained} trained ({summary.partial_share:.1%} of them partial), {format_dropped(summary)}"),
         ("engine, seed", f"{summary.engine}, {summary.seed}"),
         ("folder", summary.run),
     ]
-    return rows + ([("error", summary.error)] if summary.error else [])
+    return rows + ([("error", one_line(summary.error))] if summary.error else [])
 
 
-def format_tokens(fates: dict[str, int]) -> str:
-    """Where the tokens went that the policy wrote; what there is none of is left out.
+def format_dropped(summary: RunSummary) -> str:
+    """What became of the groups that were not trained."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.groups_dropped.items()) if count) or "none"
+    return f"dropped: {dropped}" + (f"; {summary.unfinished}: {summary.groups_left_over}" if summary.groups_left_over else "")
+
+
+def format_tokens(fates: dict[str, int], unfinished: str = "in flight") -> str:
+    """Where the tokens went that the policy wrote; what there is none of is left out. ``unfinished``: the word for those without an end.
 
     >>> format_tokens({"trained": 90, "stale": 6, "in_flight": 4})
     '100 generated: 90 trained, 6 stale, 4 in flight'
     """
-    shown = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in fates.items() if count)
+    shown = ", ".join(f"{count} {unfinished if fate == 'in_flight' else fate}" for fate, count in fates.items() if count)
     return f"{sum(fates.values())} generated" + (f": {shown}" if shown else "")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -22,13 +22,14 @@ def setup(actor: str, *, file: Path | None = None, level: str = "INFO", console:
     handlers: list[logging.Handler] = []
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_File(file, encoding="utf-8"))
     if console:
         handlers.append(logging.StreamHandler(sys.stderr))
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if any(isinstance(f, _Context) for f in handler.filters)]:
         root.removeHandler(old)
-        old.close()
+        with suppress(OSError):  # of a full disk
+            old.close()
     for handler in handlers:
         handler.addFilter(_Context(actor))
         handler.setFormatter(logging.Formatter(_FORMAT))
@@ -47,6 +48,21 @@ def context(*, version: int | None = None, group: str | None = None) -> Iterator
     finally:
         for var, token in reversed(tokens):
             var.reset(token)
+
+
+class _File(logging.FileHandler):
+    """On a disk that takes no line says so once, and drops lines until it does."""
+
+    is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.is_told:
+            self.is_told = True
+            with suppress(OSError):  # it may be on the same disk
+                sys.stderr.write(f"{self.baseFilename} can't be written just now ({error.strerror or error}); the process goes on, lines are dropped\n")
 
 
 class _Context(logging.Filter):

@@ -41,7 +41,7 @@ class Latest(msgspec.Struct, frozen=True):
 class Age(msgspec.Struct, frozen=True):
     """Seconds since the unix time that a ``_timestamp_seconds`` gauge holds; of several series, by ``agg`` over their ages.
 
-    A gauge that still holds 0 was never set and has no age.
+    A gauge that still holds 0 was never set and has no age. None is below 0: a gauge may be set while its page is scraped, or by a clock that is ahead.
     """
 
     metric: str
@@ -155,7 +155,7 @@ def promql(query: Query) -> str:
         case Latest(metric, agg, by, where):
             return f"{_aggregate(agg, by)} ({_select(metric, where)})"
         case Age(metric, agg, by, where):
-            return f"{_aggregate(agg, by)} (time() - ({_select(metric, where)} > 0))"
+            return f"{_aggregate(agg, by)} (clamp_min(time() - ({_select(metric, where)} > 0), 0))"
         case Rate(metric, by, where, part):
             return _rate(f"{metric}_{part}" if part else metric, by, where)
         case Quantile(q, metric, by, where):

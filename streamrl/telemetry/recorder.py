@@ -12,8 +12,6 @@ Every file that was closed in order ends with ``# EOF``: unpacked, it is what ``
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import gzip
 import logging
 import os
@@ -23,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from streamrl.telemetry import scrape
+from streamrl.telemetry.appending import append_whole
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.recording import number_of, recording_paths
 from streamrl.telemetry.targets import Target
@@ -85,16 +84,8 @@ class RecordingFiles:
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
-        before = self._sizes[self._path]
-        try:
-            written = os.write(self._file, data)
-            if written < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, before)
-            raise
-        self._sizes[self._path] = before + written
+        append_whole(self._file, data, self._path)
+        self._sizes[self._path] += len(data)
 
 
 class Recorder:

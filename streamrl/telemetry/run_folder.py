@@ -177,8 +177,12 @@ def read_json(path: Path) -> Any:
 
 def _aside(path: Path, text: str) -> Path:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:  # a full disk: nothing of it stays there
+        os.unlink(name)
+        raise
     os.chmod(name, 0o644)
     return Path(name)
 

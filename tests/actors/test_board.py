@@ -17,6 +17,7 @@ from streamrl.config.load import load
 from streamrl.pipeline.checkpoints import TrainerState
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.standing import Standing, write_standing
+from streamrl.protocol.groups import ReplayStats
 from streamrl.protocol.weights import WeightManifest
 from streamrl.telemetry.recording import read_recording, recording_paths
 from streamrl.telemetry.run_folder import RunFolder, read_json
@@ -114,6 +115,68 @@ def test_targets_change_with_the_actors_and_only_then(folder):
         with urllib.request.urlopen(f"http://127.0.0.1:{board._port}/metrics", timeout=5) as answer:
             assert b"streamrl_actor_time_seconds_total" in answer.read()
         board.close(board.summary("completed", None))
+
+
+def errors(board: Board, kind: str) -> float:
+    (line,) = [line for line in board._metrics.page().decode().splitlines() if line.startswith(f'streamrl_telemetry_errors_total{{kind="{kind}"}}')]
+    return float(line.rpartition(" ")[2])
+
+
+def progress(step: int, totals: Totals | None = None, total_steps: int = 0) -> Progress:
+    return Progress([StepRecord(step=step, version=step, reward=0.5, step_s=1.0)], totals or Totals(steps=step), {}, step, total_steps)
+
+
+def test_a_full_disk_is_said_once_a_file_and_counted_and_costs_no_step(folder, capsys):
+    folder.steps.symlink_to("/dev/full")
+    folder.targets.mkdir()
+    board = Board(tiny_config(), folder)
+    for step in (1, 2, 3):
+        board._take(progress(step))
+        run_beside(board, {})
+    said = capsys.readouterr().err
+    assert said.count(f"{folder.steps} can't be written just now (No space left on device)") == 1 and said.count(f"{folder.targets} can't be written") == 1
+    assert errors(board, "file") == 6
+    board.close(board.summary("completed", None))
+    assert read_json(folder.summary)["status"] == "completed"
+
+
+def test_an_earlier_log_of_steps_that_cannot_be_read_ends_no_run(folder):
+    folder.steps.mkdir()
+    write_standing(folder.standing, Standing(TrainerState(), Totals(), WeightManifest(0, "v0", [], 0), records=[StepRecord(step=1, version=1)]))
+    board = Board(tiny_config(), folder)
+    board.catch_up()
+    board.close(board.summary("failed", None))
+
+
+def test_a_host_that_cannot_be_bound_is_named_once_at_the_start_and_the_run_goes_on(folder, capsys):
+    board = Board(tiny_config("telemetry.host=10.255.255.1"), folder)
+    said = capsys.readouterr().err
+    assert said.count("telemetry.host") == 1 and "10.255.255.1" in said and "goes on without metric pages" in said
+    assert errors(board, "exporter") == 1
+    board._take(progress(1))
+    run_beside(board, {})
+    board.close(board.summary("completed", None))
+    assert read_targets(folder.targets) == [] and len(read_steps(folder.steps)) == 1 and "telemetry.host" not in capsys.readouterr().err
+
+
+def test_the_status_is_of_the_step_that_was_trained_last_also_when_a_validation_ends_late(folder):
+    board = Board(tiny_config(), folder)
+    board._take(progress(7, total_steps=93))
+    board._take(Progress([StepRecord(step=5, version=5, val_accuracy=0.5)], Totals(steps=7), {}, 7, 93))
+    board.state("running")
+    status = read_json(folder.status)
+    assert (status["step"], status["total_steps"]) == (7, 93)
+    board.close(board.summary("completed", None))
+
+
+def test_the_summary_tells_what_was_left_over_from_what_was_dropped_and_what_earlier_drivers_did(folder):
+    stats = ReplayStats(dropped={"stale": 3, "shutdown": 4}, running=8, ready=12, trajectories_generated=700, tokens_generated=9000)
+    board = Board(tiny_config(), folder)
+    board._take(progress(7, Totals(steps=7, stats=stats, earlier_trajectories=600, earlier_tokens=8000)))
+    summary = board.summary("completed", None)
+    assert (summary.groups_dropped, summary.groups_left_over) == ({"stale": 3}, 24)
+    assert summary.trajectories_per_s == pytest.approx(100 / summary.wall_s) and summary.generated_tokens_per_s == pytest.approx(1000 / summary.wall_s)
+    board.close(summary)
 
 
 def test_nothing_is_recorded_when_nothing_may_be_kept(folder):

@@ -76,6 +76,16 @@ def test_an_honest_journal_closes_in_all_units(run, capsys):
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_what_a_run_left_over_when_it_ended_is_called_so_and_in_flight_before(run):
+    assert "in flight" in format_report(audit(run)).partition("policy's own tokens")[2] and "left over" not in format_report(audit(run))
+    buffer = JournalledBuffer.open(run / FOLDER, BufferSpec(ReplayConfig(max_staleness=1), 4, 2), HandClock())
+    buffer.close()
+    buffer.close_files()
+    report, text = audit(run), format_report(audit(run))
+    assert report.closes and report.dropped["shutdown"].groups == 2 and report.groups.in_flight == 0
+    assert f"{report.policy_tokens['in_flight']} left over at the end" in text and "\nshutdown (left over at the end)            2" in text
+
+
 def test_json_holds_the_same(run, capsys):
     assert main(["audit", "--json", str(run)]) == 0
     report = msgspec.json.decode(capsys.readouterr().out, type=AuditReport)

@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streamrl import __version__
@@ -203,12 +204,34 @@ def test_status_reads_files_only_and_says_when_the_driver_is_silent(tmp_path, ca
         assert describe(folder, 161.0).startswith("running for 61 s, step 3 of 60, version 3\nstep 3  version 3  reward 0.500")
         assert "no word from the driver (pid 7) for 40 s" in describe(folder, 200.0)
         rows = [{"waiter": "trainer", "what": "a batch", "on": "replay", "since": since, "limit_s": 1800.0} for since in (150.0, 65.0)]
-        write_json(folder.waits, {"time": 160.0, "actors": {"trainer": {"waits": rows}, "replay": None}})
+        write_json(folder.waits, {"time": 160.0, "actors": {"trainer": {"name": "trainer", "pid": 8, "imports_torch": False, "waits": rows}, "replay": None}})
         assert "trainer has waited longest: 95 s for a batch of replay, limit 1800 s" in describe(folder, 200.0)
         write_json(folder.summary, RunSummary(status="completed", steps=60, wall_s=4.0, seed=1, engine="vllm"))
         assert main(["status", str(folder.root)]) == 0
         assert "run completed" in capsys.readouterr().out
     assert main(["status", str(tmp_path)]) == 2
+
+
+def test_status_says_when_the_newest_step_line_is_of_another_step_than_the_driver_is_at(tmp_path):
+    with RunFolder.create(tmp_path / "r", "") as folder:
+        log = StepLog(folder.steps)
+        log.append({"step": 93, "version": 93, "reward": 0.5, "time": 50.0})
+        resumed = RunStatus(state="running", pid=7, started=100.0, updated=160.0, step=0, total_steps=93, version=0)
+        write_json(folder.status, resumed)
+        assert "newest step line, by an earlier driver: step 93  version 93" in describe(folder, 161.0)
+        log.append({"step": 1, "version": 1, "reward": 0.5, "time": 150.0})
+        write_json(folder.status, msgspec.structs.replace(resumed, step=2))
+        assert "\nnewest step line: step 1  version 1" in describe(folder, 161.0)
+        write_json(folder.status, msgspec.structs.replace(resumed, step=1))
+        assert "\nstep 1  version 1" in describe(folder, 161.0)
+
+
+def test_status_cuts_a_long_error_and_names_the_step_without_a_number_of_steps(tmp_path):
+    with RunFolder.create(tmp_path / "r", "") as folder:
+        status = RunStatus(state="running", pid=7, started=100.0, updated=160.0, step=36, version=35, message="replay: " + "x" * 3000)
+        write_json(folder.status, status)
+        (headline, *_) = describe(folder, 161.0).splitlines()
+        assert headline.startswith("running for 61 s, step 36, version 35, replay: xxx") and headline.endswith("x…") and len(headline) < 400
 
 
 @pytest.mark.parametrize("verb", ["inspect", "status", "audit"])

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -41,7 +42,8 @@ def folder(tmp_path) -> RunFolder:
         log.append({"step": 5, "version": 4, "time": now, "val_accuracy": 0.5})
         log.close()
         waits = [{"waiter": "trainer", "what": "a batch", "on": "replay", "since": now - 12, "limit_s": 60.0}]
-        write_json(made.waits, {"time": now, "actors": {"trainer": {"waits": waits}, "rollout-0": None}})
+        trainer = {"name": "trainer", "pid": os.getpid(), "imports_torch": False, "waits": waits}
+        write_json(made.waits, {"time": now, "actors": {"trainer": trainer, "rollout-0": None}})
     return made
 
 
@@ -165,6 +167,23 @@ def test_an_empty_or_broken_run_folder_still_gives_a_frame(tmp_path):
         folder.waits.write_text('{"time": "soon"')
         folder.log_file("replay").write_bytes(b"\xff\xfe\n" * 10)
         assert "no actor has a page" in drawn(shots(folder, times=1))
+
+
+def test_long_errors_are_cut_and_a_step_without_a_number_of_steps_stands_alone(folder):
+    long = "the scorer failed: " + "x" * 3000
+    shot = replace(shots(folder, times=1), headline=long)
+    text = drawn(replace(shot, status=RunStatus(state="running", pid=1, started=0.0, updated=shot.now, step=36, version=35)))
+    assert "step 36, version 35" in text and "?" not in text.split("version 35")[0] and text.count("x") < 400
+    assert "step 5: reward 0.710" in text, "the last step is not the one that the driver is at"
+    failed = RunSummary(status="failed", steps=5, wall_s=75.0, seed=1, engine="vllm", error=long)
+    text = drawn(replace(shot, summary=failed, headline=""))
+    assert "the scorer failed" in text and "x…" in text and text.count("x") < 400
+
+
+def test_what_was_left_over_at_the_end_is_not_among_the_dropped(folder):
+    shot = replace(shots(folder, times=1), groups={"ready": 0}, dropped={"shutdown": 24})
+    assert "none; left over at the end: 24" in drawn(shot)
+    assert "8 groups: 8 stale; left over at the end: 24" in drawn(replace(shot, dropped={"stale": 8, "shutdown": 24}))
 
 
 def test_once_prints_a_plain_frame_and_a_run_that_has_ended_says_how(folder, capsys):

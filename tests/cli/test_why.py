@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -108,11 +109,122 @@ def test_a_run_that_starts_and_one_that_has_ended_are_no_alarm(folder, capsys):
     assert "has failed after 3 steps: the store is full" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"time": 1, "actors": {"trainer": {"name": 5}}}'])
-def test_a_table_that_is_half_written_or_of_another_version_counts_as_none(folder, capsys, text):
-    status(folder)
+@pytest.mark.parametrize("text", ["", "{", '{"time": 1, "act'])
+def test_a_table_that_is_half_written_counts_as_none(folder, capsys, text):
+    status(folder, step=0)
     folder.waits.write_text(text)
     assert main(["why", str(folder.root)]) == 0 and "STARTING" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["null", "[1]", '"waits"', '{"time": 1, "actors": {"trainer": {"name": 5}}}'])
+def test_a_file_that_somebody_else_has_written_is_an_error_as_in_status(folder, capsys, text):
+    status(folder)
+    folder.waits.write_text(text)
+    assert main(["why", str(folder.root)]) == 2
+    assert f"{folder.waits} must hold the waits of a run (" in capsys.readouterr().err
+    tool_hangs(folder)
+    folder.status.write_text(text.replace("actors", "pid"))
+    assert main(["why", str(folder.root)]) == main(["status", str(folder.root)]) == 2
+    ours, theirs = capsys.readouterr().err.splitlines()
+    assert ours == theirs and f"{folder.status} must hold a RunStatus (" in ours
+
+
+def steps_on_record(folder: RunFolder, step: int = 7) -> None:
+    folder.steps.write_text(f'{{"step": {step}, "step_s": 1.0, "reward": 0.5}}\n')
+
+
+def test_a_status_that_is_gone_though_steps_are_on_record_is_said_to_be_missing(folder, capsys):
+    steps_on_record(folder)
+    tool_hangs(folder)
+    assert main(["why", str(folder.root)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("UNKNOWN: status.json is missing, though metrics/steps.jsonl is at step 7")
+    assert "next: ask again in a moment" in said and "logs/driver.log" in said
+    folder.status.write_text('{"state": "run')
+    main(["why", str(folder.root)])
+    assert "UNKNOWN: status.json cannot be read, though" in capsys.readouterr().out
+
+
+def test_waits_that_are_gone_though_the_driver_trains_are_said_to_be_missing(folder, capsys):
+    status(folder)
+    steps_on_record(folder)
+    assert main(["why", str(folder.root)]) == 1
+    assert "UNKNOWN: waits.json is missing, though metrics/steps.jsonl is at step 7" in capsys.readouterr().out
+    status(folder, step=0)  # a resumed run that opens its actors has the steps of its earlier life
+    assert main(["why", str(folder.root)]) == 0 and "STARTING" in capsys.readouterr().out
+
+
+def test_a_start_names_the_actors_that_have_begun(folder, capsys):
+    status(folder, step=0, state="starting")
+    main(["why", str(folder.root)])
+    assert "STARTING: the run began 1 min ago, and its cluster is being started or joined" in capsys.readouterr().out
+    status(folder, step=0)
+    main(["why", str(folder.root)])
+    assert "STARTING: the run began 1 min ago, and its actors are being started" in capsys.readouterr().out
+    for name in ("learner-0", "replay"):
+        children.record(folder.children / f"{name}.json", [])
+    main(["why", str(folder.root)])
+    assert "STARTING: the run began 1 min ago, and its actors are being opened; begun so far: learner-0, replay" in capsys.readouterr().out
+
+
+def test_the_next_step_says_where_training_begins_again(folder, capsys):
+    def next_step() -> str:
+        main(["why", str(folder.root)])
+        return capsys.readouterr().out.splitlines()[-1]
+
+    status(folder, pid=2**22 + 1, updated=5.0)
+    assert next_step() == "  next: see logs/driver.log; launch it anew in another folder: it has left neither a checkpoint nor a journal to go on from"
+    folder.ledger.mkdir()
+    (folder.ledger / "replay-000001.journal").touch()
+    resume = f"go on with: streamrl launch --resume {folder.root}"
+    assert next_step() == f"  next: see logs/driver.log; {resume} (there is no checkpoint, so training begins again at step 0)"
+    for step in (4, 12):
+        (folder.checkpoints / f"global_step_{step}").mkdir(parents=True)
+        (folder.checkpoints / f"global_step_{step}" / "manifest.json").touch()
+    (folder.checkpoints / "global_step_20").mkdir()  # without its manifest it is not complete
+    assert next_step() == f"  next: see logs/driver.log; {resume} (from its checkpoint of step 12)"
+    error = "dataplane.capacity_bytes must fit into /dev/shm, got 9 bytes with 5 free; lower it, or name another dataplane.shm_dir"
+    write_json(folder.summary, RunSummary(status="failed", steps=3, wall_s=1.0, seed=1, engine="scripted", error=error))
+    assert next_step() == f"  next: do what the error says, then {resume} (from its checkpoint of step 12)"
+    write_json(folder.summary, RunSummary(status="stopped", steps=3, wall_s=1.0, seed=1, engine="scripted"))
+    assert next_step() == f"  next: {resume} (from its checkpoint of step 12)"
+
+
+def test_a_long_error_is_cut_and_keeps_what_to_do(folder, capsys):
+    error = f"the store has room, got {'x' * 1000}\nand more; free space in /dev/shm"
+    write_json(folder.summary, RunSummary(status="failed", steps=3, wall_s=1.0, seed=1, engine="scripted", error=error))
+    main(["why", str(folder.root)])
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert len(headline) < 350 and headline.endswith("xx…; free space in /dev/shm")
+
+
+def test_a_stopped_driver_is_named_and_its_actors_go_on(folder, capsys):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        try:
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            status(folder, pid=process.pid, updated=time.time() - 30)
+            tool_hangs(folder)
+            assert main(["why", "--stacks", str(folder.root)]) == 1
+            said = capsys.readouterr().out
+            assert f"STUCK: driver (pid {process.pid}) is stopped by a signal" in said and f"next: let it go on with: kill -CONT {process.pid}" in said
+            assert "the actors are processes of their own and go on training meanwhile" in said and "when it last asked them, the run went on" in said
+            assert f"--- driver\npid {process.pid} is stopped by a signal: it can write its stacks only once it goes on" in said
+            children.record(folder.children / "rollout-0.json", [])
+            record = folder.children / "rollout-0.json"
+            record.write_bytes(record.read_bytes().replace(str(os.getpid()).encode(), str(process.pid).encode(), 1))
+            main(["why", str(folder.root)])
+            assert "of its actors rollout-0 is stopped or gone as well" in capsys.readouterr().out
+        finally:
+            process.kill()
+
+
+def test_a_run_that_goes_on_is_not_given_an_age_of_nothing(folder, capsys):
+    status(folder)
+    tool_hangs(folder)
+    main(["why", str(folder.root)])
+    headline = capsys.readouterr().out.splitlines()[1]
+    assert headline == "FINE: the run goes on; the slowest part is tool search in rollout-0"
 
 
 def test_the_stacks_of_a_process_that_hangs_are_printed_and_others_are_not_signalled(folder, capsys):
@@ -127,6 +239,7 @@ def test_the_stacks_of_a_process_that_hangs_are_printed_and_others_are_not_signa
         finally:
             process.kill()
     said = capsys.readouterr().out
+    assert "--- learner-0 (also in logs/learner-0.stacks of the run folder)" in said and "--- rollout-0\n" in said
     assert "a_call_that_hangs" in said and "has not registered" in said
     assert "a_call_that_hangs" in (folder.logs / "learner-0.stacks").read_text()
     main(["why", "--all-stacks", str(folder.root)])

@@ -29,6 +29,8 @@ WHAT = [
     "a free session slot",
     "the answer to a heartbeat",
     "a call",
+    "a free slot",
+    "its turn (max_requests_per_minute)",
 ]
 times = st.floats(0.0, 1100.0)
 ages = st.floats(0.0, 1000.0)

@@ -37,6 +37,15 @@ def test_a_window_that_goes_on_keeps_the_numbers():
     assert steps(new.since(101)) == [] and steps(new.since(95)) == list(range(95, 101))
 
 
+def test_the_first_step_of_a_resumed_run_counts_the_tokens_of_its_driver_alone():
+    totals = Totals.restored({"steps": 4, "last_generated": 900, "last_step_end": 5.0, "earlier_tokens": 1})
+    totals.begin(ReplayStats(tokens_generated=1000, trajectories_generated=50))  # 100 of them after the checkpoint
+    empty, update = KVBatchMeta(keys=[], tags=[], partition_id="train"), UpdateReport(applied=1, skipped=0, trained_tokens=1)
+    stats = ReplayStats(tokens_generated=1030, trajectories_generated=53)
+    first = totals.step(step=5, version=5, meta=empty, lags=[], metrics={}, update=update, stats=stats, seconds=2.0, wait_data_s=1.0)
+    assert first.tokens_per_s == 10.0 and (totals.earlier_tokens, totals.earlier_trajectories) == (1000, 50)
+
+
 def test_totals_keep_both_ends_of_a_long_run():
     totals = Totals()
     empty = KVBatchMeta(keys=[], tags=[], partition_id="train")

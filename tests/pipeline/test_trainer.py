@@ -379,6 +379,18 @@ def test_a_resumed_run_never_reuses_a_version_number_and_trains_no_prompt_twice(
     run(case())
 
 
+def test_the_rates_of_a_resumed_run_begin_where_its_replay_buffer_stands(tmp_path):
+    async def case():
+        await House(tmp_path, steps=2).run()
+        resumed = House(tmp_path, resume=checkpoint_folder.latest(tmp_path))
+        await resumed.open()
+        totals, stats = resumed.trainer.totals, resumed.replay.buffer.stats()
+        assert totals.steps == 2 and totals.earlier_trajectories == stats.trajectories_generated > 0
+        assert totals.earlier_tokens == totals.last_generated == stats.tokens_generated > 0
+
+    run(case())
+
+
 def test_a_run_that_crashed_before_its_first_checkpoint_also_goes_on_above_its_numbers(tmp_path):
     async def case():
         crashed = House(tmp_path)

@@ -115,8 +115,12 @@ def test_a_new_learner_goes_back_to_its_checkpoint_and_trains_again_what_came_af
         saved = checkpoint_folder.latest(tmp_path)
         step = 0 if saved is None else checkpoint_folder.step_of(saved)
         heir = heir_of(house, tmp_path, "trainer.save_freq=2", learner=Learner())
+        standing.totals.earlier_trajectories, standing.totals.earlier_tokens = 5, 17
         await heir.trainer.fall_back(standing)
         assert heir.trainer.state.step == step
+        totals = heir.trainer.totals
+        assert (totals.earlier_trajectories, totals.earlier_tokens) == (5, 17), "its driver is the same"
+        assert totals.last_generated == house.replay.buffer.stats().tokens_generated, "and what was generated before is no rate of the next step"
         await heir.publisher.join(house.replica)
         await heir.trainer.run()
         await feeding

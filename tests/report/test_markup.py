@@ -64,6 +64,15 @@ def test_control_characters_are_shown_and_not_obeyed():
     assert markup.escaped("a\x1b[31m\x00\tb\n") == "a\\x1b[31m\\x00\tb\n"
 
 
+def test_a_character_that_turns_the_direction_mirrors_nothing_around_it():
+    turns = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    page = render(everything(f"gsm{turns}8k"))
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    names = {line["name"] for chart in json.loads(data)["charts"] for line in chart["lines"]}
+    assert not set(turns) & set(page) and not set(turns) & set("".join(names))
+    assert all(name.startswith("gsm\\u061c") and name.endswith("\\u20698k") for name in names) and "\\u202e" in page
+
+
 def test_the_same_name_has_the_same_colour_and_neighbours_differ():
     assert set(STATES) <= set(NAMED), "give each state a colour of its own in report/colours.py"
     assert len({NAMED[state] for state in STATES}) == len(STATES)
@@ -86,6 +95,6 @@ def test_the_environment_of_the_actors_and_keys_named_as_secrets_are_not_shown()
     assert without_secrets(": :\n\t-").startswith("config.yaml can't be read")
 
 
-@pytest.mark.parametrize("module", [board_charts, colours, downsample, tables, units], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [board_charts, colours, downsample, markup, tables, units], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0

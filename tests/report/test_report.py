@@ -1,17 +1,19 @@
 """What a report holds: of a whole run, of one that lacks a part, of one that is still going, failed or long."""
 
+import msgspec
 import pytest
 
 from streamrl.report.board_charts import TimeAxis, bucket_names, draw
 from streamrl.report.collect import collect
-from streamrl.report.model import Bars, Chart, Histogram, Report, Table
+from streamrl.report.model import Bars, Chart, Histogram, Report, Stat, Table
 from streamrl.report.page import render
 from streamrl.report.thinning import read_thinned
-from streamrl.telemetry.evaluate import totals
+from streamrl.telemetry.evaluate import newest, totals
 from streamrl.telemetry.panels import BOARDS, Panel, Target
 from streamrl.telemetry.queries import Buckets, Latest, Rate
 from streamrl.telemetry.recording import read_recording
-from streamrl.telemetry.run_folder import RunFolder
+from streamrl.telemetry.run_folder import RunFolder, write_json
+from streamrl.telemetry.summary import RunStatus
 from tests.report import made_up
 
 
@@ -51,7 +53,7 @@ def test_time_by_state_adds_up_to_the_life_of_each_actor(report):
 def test_token_fates_ledger_and_drops_are_those_of_the_counters(report):
     fates = blocks(report, Bars)["What became of the tokens"]
     assert fates.rows == [("tokens", [17539.0, 0.0, 0.0, 1000.0, 899.0, 0.0])] and "19,438 tokens" in fates.description
-    assert fates.parts == ["trained", "stale", "filtered", "failed", "evaluation", "in flight"]
+    assert fates.parts == ["trained", "stale", "filtered", "failed", "evaluation", "left over at the end"]
     ledger = blocks(report, Table)["Ledger"]
     for _, admitted, trained, dropped, flying, *_ in ledger.rows:
         assert admitted == pytest.approx(trained + dropped + flying)
@@ -81,15 +83,66 @@ def test_steps_carry_their_metrics_and_a_metric_that_was_never_measured_is_left_
 def test_a_step_that_was_done_again_and_a_validation_are_one_record(folder, tmp_path):
     again = made_up.run_folder(tmp_path / "again", scrapes=0, steps=3)
     more = [
-        {"step": 3, "version": 3, "val_accuracy": 0.5},
+        {"step": 3, "version": 3, "val_accuracy": 0.4},
         {"step": 2, "reward": 0.9, "version": 2, "time": 1.0},
+        {"step": 2, "version": 2, "val_accuracy": 0.5},
         {"step": 2, "version": 2, "warning": "look <here>"},
     ]
     again.steps.write_bytes(again.steps.read_bytes() + made_up.lines_of(more))
     report = collect(again)
     reward = blocks(report, Chart)["Reward"]
-    assert [line.values for line in reward.lines] == [[0.62, 0.9, 0.66], [None, None, 0.5]]
+    assert [line.values for line in reward.lines] == [[0.62, 0.9], [None, 0.5]]
     assert "step 2: look <here>" in report.notes
+
+
+def test_a_run_that_began_anew_shows_its_second_life_and_says_what_it_leaves_out(tmp_path):
+    folder = made_up.run_folder(tmp_path / "anew", scrapes=0, steps=93)
+    second_life = [made_up.record(step, made_up.START + 9000 + step) for step in range(1, 29)]
+    folder.steps.write_bytes(folder.steps.read_bytes() + made_up.lines_of(second_life))
+    report = collect(folder)
+    assert [step for _, step in report.steps] == list(range(1, 29)) == report.axes["step"] and "28 steps" in report.written
+    (note,) = [note for note in report.notes if "left out" in note]
+    assert note.startswith("93 records of the log of steps")
+    assert not [note for note in collect(made_up.run_folder(tmp_path / "once", scrapes=0)).notes if "left out" in note]
+
+
+def test_the_tile_and_the_chart_of_dropped_groups_agree_and_leave_out_what_was_left_over(report, folder, tmp_path):
+    def tile(of: Report, title: str) -> Stat:
+        return next(stat for stat in of.facts if stat.title == title)
+
+    chart = blocks(report, Histogram)["Dropped groups by reason"]
+    total = f"{sum(count for _, count in chart.buckets):,.0f}"
+    left_over = newest(read_recording(folder), "streamrl_groups_dropped_total", ("reason",))["shutdown",]
+    assert "shutdown" not in dict(chart.buckets) and f"{left_over:,.0f} groups were left over at the end" in chart.description
+    assert tile(report, "Groups trained").beside == f"{total} dropped, {left_over:,.0f} left over at the end"
+    living = collect(made_up.run_folder(tmp_path / "living", status="running"), now=made_up.START + 301)
+    assert f"{tile(living, 'Groups dropped').value:,.0f}" == total
+
+    ended = made_up.run_folder(tmp_path / "ended", scrapes=0)
+    write_json(ended.summary, msgspec.structs.replace(made_up.summary("completed", 12, 60.0), groups_dropped={}, groups_left_over=24))
+    of_summary = collect(ended)
+    assert tile(of_summary, "Groups trained").beside == "0 dropped, 24 left over at the end"
+    description = blocks(of_summary, Histogram)["Dropped groups by reason"].description
+    assert description == "No group was dropped. 24 groups were left over at the end, which is none of these."
+
+
+def test_rates_of_a_resumed_run_are_of_what_its_driver_saw(tmp_path):
+    folder = made_up.run_folder(tmp_path / "resumed", scrapes=0)
+    whole = made_up.summary("completed", 12, 10.0)
+    write_json(folder.summary, msgspec.structs.replace(whole, earlier_trajectories=6712, earlier_generated_tokens=19338))
+    rates = {stat.title: stat.value for stat in collect(folder).facts}
+    assert (rates["Trajectories per second"], rates["Generated"]) == (10.0, 10.0)
+
+
+def test_a_table_of_an_info_metric_has_its_labels_alone(report):
+    table = blocks(report, Table)["Run"]
+    assert table.columns == ["model", "algorithm", "version"] and table.rows == [["tiny", "grpo", "0"]]
+
+
+def test_a_run_whose_number_of_steps_is_not_known_names_its_step_alone(tmp_path):
+    folder = made_up.run_folder(tmp_path / "epochs", scrapes=0, status="running")
+    write_json(folder.status, RunStatus(state="running", pid=1, started=made_up.START, updated=made_up.START + 9, step=36, version=35))
+    assert collect(folder, now=made_up.START + 10).headline == "running for 9 s, step 36, weight version 35."
 
 
 def test_without_a_recording_the_steps_are_there_and_the_page_says_what_is_missing(tmp_path):

@@ -30,6 +30,13 @@ def behaviour(data_source, solution_str, ground_truth, extra_info):
     return {"none": None, "nan": float("nan"), "inf": np.inf, "text": "x", "dict": {"acc": 1.0}, "numpy": np.float32(0.5), "huge": 10**400}[solution_str]
 
 
+@register_reward("test/nap")
+def nap(data_source, solution_str, ground_truth, extra_info):
+    """Sleeps for as many seconds as the answer says."""
+    time.sleep(float(solution_str))
+    return 1.0
+
+
 @register_reward("test/async")
 async def asynchronous(data_source, solution_str, ground_truth, extra_info):
     while solution_str == "swallow":

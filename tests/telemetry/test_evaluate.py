@@ -88,6 +88,11 @@ def test_an_age_counts_from_the_time_that_the_gauge_holds_and_a_zero_never_happe
     assert values(Age(sync, "max", by=("actor",)), recording) == {("a",): near([10, 1]), ("b",): near([NAN, NAN])}
 
 
+def test_an_age_is_never_below_zero_when_the_gauge_was_set_while_its_page_was_scraped():
+    sync = "streamrl_weight_last_sync_timestamp_seconds"
+    assert values(Age(sync, "min"), MadeUp([1000.0, 1005.0]).add(sync, [999, 1005.2], actor="a")) == {(): near([1, 0])}
+
+
 def histogram(recording: MadeUp, per_scrape: dict[str, int], **labels: str) -> MadeUp:
     """Cumulative buckets that grow by the same counts each scrape; each observation is worth 2."""
     running, scrapes = 0, range(len(recording.times))

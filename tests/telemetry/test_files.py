@@ -1,20 +1,25 @@
 """The files of a run: claimed once, never half written, readable after a crash."""
 
+import doctest
 import json
 import logging
 import os
 import stat
 import threading
 
+import msgspec
 import pytest
 
 from streamrl.errors import UsageError
-from streamrl.telemetry import logs
+from streamrl.telemetry import live, logs, steps
+from streamrl.telemetry.file_faults import FileFaults
 from streamrl.telemetry.live import format_line, format_summary
+from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.run_folder import RunFolder, list_quarantined, read_json, write_json
-from streamrl.telemetry.steps import StepLog, read_steps
-from streamrl.telemetry.summary import RunSummary, read_summary
+from streamrl.telemetry.steps import StepLog, read_last_step, read_steps, surviving
+from streamrl.telemetry.summary import RunStatus, RunSummary, read_summary
 from streamrl.telemetry.targets import Target, write_targets
+from tests.full_disk import file_limit
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_resume_takes_it_over(tmp_path):
@@ -115,6 +120,66 @@ def test_step_log_skips_foreign_lines_with_a_warning(tmp_path, caplog):
     assert read_steps(tmp_path / "absent.jsonl") == []
 
 
+def step(number: int, reward: float = 0.5, **more: object) -> dict:
+    return {"step": number, "reward": reward, "step_s": 1.0, **more}
+
+
+def test_of_steps_that_were_done_again_the_later_records_survive():
+    first, again = [step(number, 0.1) for number in range(1, 94)], [step(number, 0.9) for number in range(1, 29)]
+    assert surviving([*first, *again]) == again and surviving(first) == first and surviving([]) == []
+    assert [(record["step"], record["reward"]) for record in surviving([*first[:8], *again[5:7]])] == [*((n, 0.1) for n in range(1, 6)), (6, 0.9), (7, 0.9)]
+
+
+def test_a_validation_that_ends_late_supersedes_nothing_and_goes_with_the_steps_it_is_of():
+    late = {"step": 5, "val_accuracy": 0.5}
+    assert surviving([step(5), step(6), late, step(7)]) == [step(5), step(6), late, step(7)]
+    assert surviving([step(5), step(6), late, step(5, 0.9)]) == [step(5, 0.9)]
+
+
+def test_a_warning_survives_the_steps_it_is_about_and_records_without_a_number_stay():
+    warning, foreign = {"step": 50, "warning": "NOT SAVED"}, {"step": "7"}
+    assert surviving([step(50), warning, foreign, step(1)]) == [warning, foreign, step(1)]
+
+
+def test_the_last_step_of_a_log_is_one_that_survives(tmp_path):
+    log = StepLog(tmp_path / "steps.jsonl")
+    for record in (step(92), step(93), step(1), step(2), {"step": 2, "val_accuracy": 0.5}):
+        log.append(record)
+    log.close()
+    last = read_last_step(tmp_path / "steps.jsonl")
+    assert last == step(2) and last in surviving(read_steps(tmp_path / "steps.jsonl"))
+
+
+def test_a_step_that_a_full_disk_cut_off_leaves_no_half_line(tmp_path):
+    log = StepLog(tmp_path / "steps.jsonl")
+    log.append(step(1))
+    with file_limit((tmp_path / "steps.jsonl").stat().st_size + 10), pytest.raises(OSError, match=r"steps\.jsonl"):
+        log.append(step(2))
+    log.append(step(3))
+    log.close()
+    assert read_steps(tmp_path / "steps.jsonl") == [step(1), step(3)]
+
+
+def test_a_file_that_a_full_disk_refuses_stays_as_it_was_and_leaves_nothing_aside(tmp_path):
+    write_json(tmp_path / "status.json", 1)
+    with file_limit(10), pytest.raises(OSError):
+        write_json(tmp_path / "status.json", ["x" * 10_000])
+    assert read_json(tmp_path / "status.json") == 1 and os.listdir(tmp_path) == ["status.json"]
+
+
+def test_each_file_that_cannot_be_written_is_named_once_and_counted_every_time(tmp_path):
+    metrics, said = Metrics("driver", "driver", strict=True), []
+    files = FileFaults(metrics, said.append)
+    (tmp_path / "steps.jsonl").mkdir()  # as good as unwritable, for root too
+    log = StepLog(tmp_path / "steps.jsonl")
+    for _ in range(3):
+        assert not files.attempt(tmp_path / "steps.jsonl", lambda: log.append(step(1)))
+        assert not files.attempt(tmp_path / "no" / "targets.json", lambda: write_json(tmp_path / "no" / "targets.json", 1))
+        assert files.attempt(tmp_path / "waits.json", lambda: write_json(tmp_path / "waits.json", 1))
+    assert len(said) == 2 and f"{tmp_path}/steps.jsonl can't be written" in said[0] and f"{tmp_path}/no/targets.json" in said[1]
+    assert 'streamrl_telemetry_errors_total{kind="file"} 6.0' in metrics.page().decode()
+
+
 def test_targets_follow_the_file_sd_form(tmp_path):
     path = tmp_path / "targets.json"
     write_targets(path, "run-1", [Target("rollout", "rollout-0", "127.0.0.1", 4000), Target("replay", "replay", "::1", 4001), Target("store", "s", "h", 0)])
@@ -141,6 +206,23 @@ def test_log_lines_carry_actor_version_and_group(tmp_path):
         root.setLevel(level)
 
 
+def test_a_log_on_a_full_disk_is_named_once_without_a_traceback_and_goes_on_when_there_is_room(tmp_path, capsys):
+    root, file = logging.getLogger(), tmp_path / "replay.log"
+    level = root.level
+    try:
+        logs.setup("replay", file=file)
+        with file_limit(0):
+            for number in range(3):
+                root.warning("line %d", number)
+        root.warning("there is room")
+        assert "there is room" in file.read_text()
+        said = capsys.readouterr().err
+        assert said.count("can't be written just now (File too large)") == 1 == said.count(str(file)) and "Traceback" not in said
+    finally:
+        logs.setup("none")
+        root.setLevel(level)
+
+
 SUMMARY = RunSummary(status="completed", steps=60, wall_s=40.0, seed=7, engine="transformers", trajectories=3840, groups_dropped={"stale": 2, "doomed": 0})
 
 
@@ -156,6 +238,40 @@ def test_summary_reads_back_equal_and_absent_is_none(tmp_path):
 def test_summary_table_shows_rates_drops_and_what_was_not_measured():
     text = format_summary(SUMMARY)
     assert "3840 (96.0/s)" in text and "2 stale" in text and "doomed" not in text and "not measured" in text
+
+
+def summary_text(**changes: object) -> str:
+    return " ".join(format_summary(msgspec.structs.replace(SUMMARY, **changes), width=400).split())
+
+
+def test_what_was_unfinished_is_left_over_at_the_end_and_not_dropped():
+    text = summary_text(groups_dropped={}, groups_left_over=24, token_fates={"trained": 90, "in_flight": 559})
+    assert "dropped: none; left over at the end: 24" in text and "649 generated: 90 trained, 559 left over at the end" in text and "in flight" not in text
+    failed = summary_text(status="failed", groups_left_over=24, token_fates={"in_flight": 559})
+    assert "in flight: 24" in failed and "559 in flight" in failed, "a run that failed may go on with them"
+
+
+def test_rates_of_a_resumed_run_leave_out_what_an_earlier_driver_did():
+    text = summary_text(earlier_trajectories=3800)
+    assert "3840 (1.0/s since it was resumed)" in text
+    resumed = msgspec.structs.replace(SUMMARY, generated_tokens=5000, earlier_generated_tokens=4600)
+    assert resumed.generated_tokens_per_s == 10.0 and SUMMARY.trajectories_per_s == 96.0
+
+
+def test_a_long_error_is_cut_on_the_screen():
+    error = "rollout-0 died: " + "x" * 3000
+    for text in (summary_text(status="failed", error=error), format_line({"step": 1, "warning": error})):
+        assert "rollout-0 died: xxx" in text and "x…" in text and text.count("x") < 310
+
+
+def test_progress_is_out_of_the_number_of_steps_where_that_is_known():
+    status = RunStatus(state="running", pid=1, started=0.0, updated=1.0, step=36)
+    assert status.progress == "step 36" and msgspec.structs.replace(status, total_steps=60).progress == "step 36 of 60"
+
+
+@pytest.mark.parametrize("module", [live, steps], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_live_line_shows_zero_lag_and_leaves_out_what_is_missing():

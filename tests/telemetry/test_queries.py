@@ -23,7 +23,7 @@ LAG = "streamrl_staleness_versions"
         (Buckets(LAG, where={"stage": "train"}), f'sum by (le) (rate({LAG}_bucket{{run="$run",stage="train"}}[$__rate_interval]))'),
         (
             Age("streamrl_weight_last_sync_timestamp_seconds", by=("actor",)),
-            'max by (actor) (time() - (streamrl_weight_last_sync_timestamp_seconds{run="$run"} > 0))',
+            'max by (actor) (clamp_min(time() - (streamrl_weight_last_sync_timestamp_seconds{run="$run"} > 0), 0))',
         ),
         (
             Ratio(Latest(TIME, by=("state",), where={"state": ("idle", "start")}), Latest(TIME)),

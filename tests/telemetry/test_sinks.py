@@ -19,6 +19,7 @@ from streamrl.telemetry import trackers
 from streamrl.telemetry.metrics import Metrics
 from streamrl.telemetry.sinks import Sinks, tracked_values
 from streamrl.telemetry.trackers import RunInfo
+from tests.full_disk import file_limit
 
 ROOT = Path(__file__).parents[2]
 DISABLED = "is not logged to"
@@ -170,6 +171,22 @@ def test_tensorboard_reads_every_step_and_a_resumed_run_replaces_those_it_does_a
     assert [event.step for event in board.Scalars("actor/pg_loss")] == [1, 2, 3, 4, 5]
     assert board.Scalars("actor/pg_loss")[4].value == pytest.approx(0.5)
     assert "training/off_policy/lag_max" in board.Tags()["scalars"]
+
+
+def test_tensorboard_on_a_full_disk_is_given_up_with_one_warning_and_no_traceback(tmp_path, caplog, capfd):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed (extra tensorboard)")
+    trackers.TensorBoardSink(info(tmp_path / "imported")).close()  # no module is compiled onto the full disk
+    counted = metrics()
+    with caplog.at_level(logging.WARNING), file_limit(400):
+        sinks = Sinks(trackers.makers(["tensorboard"], info(tmp_path)), counted)
+        for number in range(1, 9):
+            sinks.write(step(number))
+            time.sleep(0.02)
+        sinks.close()
+    (warning,) = [record.message for record in caplog.records]
+    assert "is not logged to tensorboard any more" in warning and "events.out.tfevents" in warning
+    assert 'streamrl_telemetry_errors_total{kind="sink"} 1.0' in counted.page().decode()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_tensorboard_writes_without_torch_or_tensorflow(tmp_path):

@@ -28,6 +28,7 @@ import msgspec
 
 from streamrl.config.base import Positive, Seconds, Section
 from streamrl.errors import ConfigError
+from streamrl.protocol.waits import begun, queued
 from streamrl.rollout.tools.base import AgentData, BaseTool, ResponseOutcome, ToolResponse
 from streamrl.rollout.tools.python_child import SAID
 
@@ -68,8 +69,13 @@ class PythonTool(BaseTool):
         return {"type": "function", "function": {"name": self.limits.name, "description": description, "parameters": parameters}}
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], *, agent_data: AgentData) -> tuple[ToolResponse, float | None, dict[str, Any]]:
-        async with self._places:
-            response = await self._run(str(parameters["code"]))
+        with queued():
+            await self._places.acquire()
+        try:
+            with begun(self.limits.wall_s):
+                response = await self._run(str(parameters["code"]))
+        finally:
+            self._places.release()
         return response, None, {}
 
     async def _run(self, code: str) -> ToolResponse:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from streamrl.protocol.waits import begun, queued
+
 T = TypeVar("T")
 
 SIZE = 32  # threads that compute share one interpreter: with many more the event loop would hardly get its turn
@@ -51,7 +53,8 @@ class ToolThreads:
 
     async def run(self, call: Callable[[], T]) -> T:
         """What ``call`` returns or raises, once a thread is free. ThreadsStuck when all of them are stuck. When cancelled, the thread is left behind."""
-        await self._enter()
+        with queued():
+            await self._enter()
         job = _Job(call, asyncio.get_running_loop().create_future())
         try:
             threading.Thread(target=self._work, args=(job,), name="streamrl-tool", daemon=True).start()
@@ -59,7 +62,8 @@ class ToolThreads:
             self._leave()
             raise
         try:
-            value, error = await job.future
+            with begun():
+                value, error = await job.future
         except asyncio.CancelledError:
             self._abandon(job)
             raise

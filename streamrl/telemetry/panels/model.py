@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from streamrl.telemetry.queries import Query, labels_of
+from streamrl.telemetry.queries import QUERYABLE, Query, labels_of, metrics_of
 
 PanelKind = Literal["timeseries", "stat", "heatmap", "table"]
 PanelUnit = Literal[
@@ -45,6 +45,11 @@ class Target(msgspec.Struct, frozen=True):
         unknown = set(legend_labels(self.legend)) - set(labels_of(self.query))
         if unknown:
             raise ValueError(f"a legend names labels of its query ({', '.join(labels_of(self.query)) or 'none'}), got {sorted(unknown)}; group by them")
+
+    @property
+    def has_number(self) -> bool:
+        """False for an info metric, whose labels say everything and whose value is always 1: a table has no column for it."""
+        return any(QUERYABLE[name].kind != "info" for name in metrics_of(self.query))
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
