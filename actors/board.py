@@ -18,13 +18,14 @@ import msgspec
 import ray
 
 import streamrl
+from actors import children
 from actors.members import Member, has_died
 from actors.trainer import Progress
 from streamrl.config import Config
 from streamrl.diagnosis.answers import Answers
 from streamrl.errors import CheckpointError, StreamrlError
 from streamrl.pipeline.records import StepRecord, Totals
-from streamrl.pipeline.standing import read_standing
+from streamrl.pipeline.standing import Standing, read_standing
 from streamrl.protocol.groups import ReplayStats
 from streamrl.telemetry import trackers
 from streamrl.telemetry.file_faults import FileFaults
@@ -58,6 +59,8 @@ class Board:
         self._answers = Answers(config.telemetry.stall_s)
         self.num_records = 0
         self.totals = Totals()
+        self._books: ReplayStats | None = None
+        self._inherited: float | None = None  # when the last step of an earlier driver ended
         self.version = 0
         self._state: str = "starting"
         self._total_steps = config.trainer.total_training_steps or 0  # 0: not known before the data has been read
@@ -75,15 +78,33 @@ class Board:
 
     def catch_up(self) -> None:
         """Log the last steps of an earlier driver's trainer: those that the driver was killed before it heard of."""
+        standing = self._log_unheard()
+        self._inherited = None if standing is None else standing.totals.last_step_end
+
+    def hear_the_rest(self) -> None:
+        """A run did not end by its last step: log and count the steps since the trainer was last heard, or those of the earlier life if none began."""
+        standing = self._log_unheard(show=True)
+        if standing is None or standing.totals.steps <= self.totals.steps:
+            return
+        self.totals, self.version = standing.totals, standing.manifest.version
+        if self.totals.last_step_end == self._inherited:
+            self.totals.begin(self.totals.stats)
+
+    def _log_unheard(self, show: bool = False) -> Standing | None:
+        """None when there is none: the run is new, or ended before its first step; or its log can't be read."""
         try:
-            records = read_standing(self._folder.standing).records
+            standing = read_standing(self._folder.standing)
             logged = max((record.get("time", 0.0) for record in read_steps(self._folder.steps)), default=0.0)
         except (CheckpointError, OSError):
-            return  # the run is new, or ended before its first step; or its log can't be read
-        for record in records:
+            return None
+        for record in standing.records:
             if record.time > logged:
-                self._log_step(record)
-                self._sinks.write(msgspec.to_builtins(record))
+                self._log(record, show)
+        return standing
+
+    def settle(self, stats: ReplayStats) -> None:
+        """The ledger's last word, when every actor that writes into it has stopped."""
+        self._books = stats
 
     def say(self, message: str, level: int = logging.INFO) -> None:
         """A line for the person at the terminal."""
@@ -127,6 +148,7 @@ class Board:
             total_steps=self._total_steps,
             version=self.version,
             message=message,
+            machine=children.MACHINE,
         )
         self._write(self._folder.status, status)
 
@@ -148,11 +170,14 @@ class Board:
         self._total_steps = progress.total_steps or self._total_steps
         self.num_records += len(progress.records)
         for record in progress.records:
-            plain = msgspec.to_builtins(record)
-            self._log_step(record)
-            self._sinks.write(plain)
-            if "console" in self._config.trainer.logger:
-                self.say(format_line(plain))
+            self._log(record, show=True)
+
+    def _log(self, record: StepRecord, show: bool) -> None:
+        plain = msgspec.to_builtins(record)
+        self._log_step(record)
+        self._sinks.write(plain)
+        if show and "console" in self._config.trainer.logger:
+            self.say(format_line(plain))
 
     def _log_step(self, record: StepRecord) -> None:
         self._files.attempt(self._folder.steps, lambda: self._steps.append(record))
@@ -162,7 +187,10 @@ class Board:
 
     def summary(self, status: str, error: StreamrlError | None) -> RunSummary:
         """The result so far, as summary.json keeps it."""
-        totals, stats = self.totals, self.totals.stats
+        totals = self.totals
+        if self._books is not None:
+            totals.close(self._books)
+        stats = totals.stats
         first, last = totals.reward_ends()
         accuracies = totals.val_accuracies
         return RunSummary(
@@ -200,6 +228,7 @@ class Board:
 
     def close(self, summary: RunSummary) -> None:
         self.end_recording()
+        self.totals.steps, self.version = summary.steps, summary.weight_version
         self.state(summary.status, summary.error or "")
         self._write(self._folder.summary, summary)
         self._follow([])

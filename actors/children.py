@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,19 @@ def record(path: Path, extra_pids: list[int]) -> None:
     aside = path.with_suffix(".tmp")
     aside.write_bytes(msgspec.json.encode(Record(processes, files, MACHINE)))
     aside.rename(path)
+
+
+def recorded(paths: Iterable[Path]) -> list[psutil.Process]:
+    """Processes in these records that are alive on this machine."""
+    found: list[psutil.Process] = []
+    for path in paths:
+        try:
+            left = msgspec.json.decode(path.read_bytes(), type=Record)
+        except (OSError, msgspec.MsgspecError):
+            continue  # none, or ``end_leftovers`` says so
+        if left.machine in ("", MACHINE):
+            found += [process for child in left.processes if (process := _same_process(child)) is not None]
+    return found
 
 
 def end_leftovers(path: Path, wait_s: float = 3.0, grace_s: float = 0.0) -> int:

@@ -14,8 +14,12 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
+import psutil
 
 from actors import children
 from actors.board import Board
@@ -26,15 +30,17 @@ from streamrl.config import Config
 from streamrl.config.objective import objective
 from streamrl.dataplane.sweep import PREFIX, open_folder, sweep
 from streamrl.diagnosis import stacks
-from streamrl.errors import StreamrlError
+from streamrl.errors import CheckpointError, StreamrlError, UsageError
 from streamrl.pipeline.build import weights_dir
+from streamrl.pipeline.standing import read_standing
 from streamrl.replay.journal import journal_files
 from streamrl.telemetry import logs
-from streamrl.telemetry.run_folder import RunFolder
-from streamrl.telemetry.summary import RunSummary
+from streamrl.telemetry.run_folder import RunFolder, write_json
+from streamrl.telemetry.summary import RunSummary, read_status, read_summary
 
 log = logging.getLogger(__name__)
 
+GONE_S = 2.0  # after the processes of a run were killed, until what they hold is removed
 ECHO_S = 0.1  # tools that end a job signal the process and its group: the same request, not a second one
 
 
@@ -53,7 +59,7 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
         board.say(f"run folder {folder.root}")
         board.catch_up()
         if resume is None and journal_files(folder.ledger):
-            board.say("no checkpoint: going on with the starting weights from step 0; finished groups are kept, trained ones come back to be trained again")
+            board.say(_begins_again(config, folder))
         board.say(f"objective: {objective(config)}")
         board.state("starting")
         _clear_leftovers(config, folder)
@@ -69,11 +75,43 @@ def run(config: Config, folder: RunFolder, *, resume: Path | None = None) -> Run
         cluster.disconnect()
         _clear_leftovers(config, folder)
         _remove_shared_memory(config, folder, keep=adoptable(folder) if status == "failed" else [])
+    if status != "completed":
+        board.hear_the_rest()
     summary = board.summary(status, error)
-    board.close(summary)
+    board.close(_earlier_result(board, folder) or summary)
+    folder.earlier_summary.unlink(missing_ok=True)
     if error is not None:
         raise error
     return summary
+
+
+def _begins_again(config: Config, folder: RunFolder) -> str:
+    """Rows stay where the trained groups, which come first, leave them within the bound: when fewer steps than that were trained. ``replay/restart.py``."""
+    try:
+        steps = read_standing(folder.standing).totals.stats.trained // config.data.train_batch_size
+    except CheckpointError:
+        steps = 0
+    again = "no checkpoint: going on with the starting weights from step 0; "
+    if steps < config.replay.max_staleness:
+        return (
+            f"{again}finished groups are kept as far as replay.max_staleness={config.replay.max_staleness} allows, trained ones come back to be trained again"
+        )
+    return (
+        f"{again}the prompts of trained and of finished groups come back and are generated again: after {steps} step{'s' if steps != 1 else ''} no row would "
+        f"be within replay.max_staleness={config.replay.max_staleness} when its turn comes"
+    )
+
+
+def _earlier_result(board: Board, folder: RunFolder) -> RunSummary | None:
+    """What a resumed run that never began leaves as it was: the result of a life that had ended well, and then the settings are those of that life too."""
+    try:
+        earlier = read_summary(folder.earlier_summary)
+    except UsageError:
+        return None
+    if earlier is None or earlier.status == "failed":
+        return None
+    board.say("nothing was trained: the run folder has the settings and the result that it had; give what you changed again when you resume it")
+    return earlier
 
 
 async def _supervise(supervisor: Supervisor) -> bool:
@@ -101,11 +139,25 @@ async def _supervise(supervisor: Supervisor) -> bool:
 
 def _end_at_once(config: Config, folder: RunFolder) -> None:
     """The second interrupt: kill every process of the run and leave. An own Ray ends with this process."""
-    for path in folder.children.glob("*.json"):
+    _say_interrupted(folder)
+    records = sorted(folder.children.glob("*.json"))
+    processes = children.recorded(records)
+    for path in records:
         children.end_leftovers(path, wait_s=0.5)
+    psutil.wait_procs(processes, timeout=GONE_S)  # one that still lives could make its files again
     _remove_shared_memory(config, folder)
     sys.stderr.write("ended at once; nothing was saved after the last checkpoint\n")
     os._exit(130)
+
+
+def _say_interrupted(folder: RunFolder) -> None:
+    """The driver's last word, for those who ask later whether it crashed."""
+    try:
+        status = read_status(folder.status)
+        if status is not None:
+            write_json(folder.status, msgspec.structs.replace(status, state="interrupted", updated=time.time(), message=""))
+    except (OSError, UsageError) as error:
+        log.warning("status.json could not be written: %s", error)
 
 
 def _clear_leftovers(config: Config, folder: RunFolder) -> None:

@@ -26,7 +26,9 @@ from actors.places import Places
 from actors.remote import client
 from streamrl.config import Config
 from streamrl.dataplane import IndexCalls
-from streamrl.errors import ActorDied, EngineError, RunFailed, StreamrlError
+from streamrl.errors import ActorDied, CheckpointError, EngineError, RunFailed, StreamrlError
+from streamrl.learner import checkpoint_folder
+from streamrl.pipeline.standing import read_standing
 from streamrl.protocol.interfaces import BatchSource
 from streamrl.protocol.topic import Topic
 from streamrl.telemetry.run_folder import RunFolder
@@ -40,7 +42,6 @@ MEANS = {
     "store": "its successor finds its rows in shared memory",
     "prompt": "its successor goes on after the last admitted prompt",
     "trainer": "its successor goes on with the step under way",
-    "learner": "training goes on from the newest checkpoint",
 }
 
 
@@ -62,6 +63,7 @@ class Restarts:
         members: dict[str, Member],
         settings: Callable[[str, str], bytes],
         places: Places | None = None,
+        resume: Path | None = None,
     ) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._config = config
@@ -70,6 +72,7 @@ class Restarts:
         self._members = members
         self._settings = settings
         self._places = places or Places()
+        self._resume = resume
         self._limit_s = config.cluster.start_timeout_s
         self._counts: Counter[str] = Counter()
         self._served = Topic()
@@ -114,7 +117,8 @@ class Restarts:
                 f"go on with: streamrl launch --resume {self._folder.root}"
             )
         log.warning("%s; starting a replacement (%d of %d)", error, count, limit)
-        self._board.say(f"{member.name} died; {MEANS[member.role]} (restart {count})")
+        means = falls_back(self._folder, self._resume) if member.role == "learner" else MEANS[member.role]
+        self._board.say(f"{member.name} died; {means} (restart {count})")
         self._board.restarted(member.role)
 
     # ---- one sequence a kind
@@ -204,6 +208,23 @@ class Restarts:
 
     def _replay(self) -> BatchSource:
         return self._peer("replay", BatchSource)
+
+
+def falls_back(folder: RunFolder, resume: Path | None) -> str:
+    """Where training goes on without the learner's weights. By the names of the checkpoints: whoever loads one checks it. ``resume``: what the run began
+    with, if not with the starting weights."""
+    saved = checkpoint_folder.newest_step(folder.checkpoints)
+    if saved is None and resume is not None:
+        saved = checkpoint_folder.step_of(resume)
+    try:
+        standing = read_standing(folder.standing)
+        lost = max(0, standing.state.step - (standing.open is not None) - (saved or 0))  # the step under way is none of them
+    except CheckpointError:
+        lost = 0  # nothing was published yet
+    again = f"; {lost} step{'s' if lost > 1 else ''} since {'are' if lost > 1 else 'is'} done again" if lost else ""
+    if saved is None:
+        return f"there is no checkpoint: training begins again with the starting weights{again}"
+    return f"training goes on from the checkpoint of step {saved}{again}"
 
 
 def _record(folder: RunFolder, member: Member) -> Path:

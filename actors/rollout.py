@@ -10,7 +10,7 @@ from actors.remote import client
 from actors.store import NodeCalls, store_client
 from streamrl.pipeline import build
 from streamrl.pipeline.health import EngineWatch, Facts, rollout_facts
-from streamrl.pipeline.loops import POLL_S, GroupWorker, LeaseGate, generate_groups, keep_leases
+from streamrl.pipeline.loops import POLL_S, GroupWorker, LeaseGate, generate_groups, keep_leases, tell_the_rest
 from streamrl.pipeline.replica import EngineReplica, Nearby
 from streamrl.protocol.clock import SystemClock
 from streamrl.protocol.interfaces import LeaseSource, Replica, SessionRunner
@@ -92,3 +92,5 @@ class RolloutActor(Host):
         if self.runner is not None:
             await self.runner.close()
         await self.engine.stop()
+        if self._groups is not None:
+            await tell_the_rest(self.worker)

@@ -21,18 +21,20 @@ from actors.board import Board
 from actors.host import settings_for
 from actors.members import Member, create, failure_of, handles, has_died, join_learners, lost_node, names_of, of_role, together
 from actors.places import Places
-from actors.remote import answer
+from actors.remote import answer, client
 from actors.restarts import Restarts
 from actors.trainer import Progress
 from actors.watchdog import Watchdog
 from streamrl.config import Config
 from streamrl.errors import ActorDied, EngineError, RunFailed, StreamrlError, from_wire
+from streamrl.protocol.interfaces import BatchSource
 from streamrl.telemetry.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0  # how often the board (live line, waits.json, status.json) is refreshed
 ROOT_CAUSE_S = 3.0  # after a failure, how long other deaths are awaited: the first complaint is often a victim's
+BOOKS_S = 3.0  # for the replay buffer's last counts
 DYING_S = 1.0  # after ray.kill, for a process to be gone
 
 
@@ -48,7 +50,7 @@ class Supervisor:
         self._settings: Callable[[str, str], bytes] = partial(_settings, config=config, folder=folder, resume=resume, places=self.places)
         self._refused: Counter[str] = Counter()
         self.watchdog = Watchdog(folder, board, self.members, self.places)
-        self.restarts = Restarts(config, folder, board, self.members, self._settings, self.places)
+        self.restarts = Restarts(config, folder, board, self.members, self._settings, self.places, resume)
         self._stopping = asyncio.Event()
 
     def request_stop(self) -> None:
@@ -60,6 +62,7 @@ class Supervisor:
         try:
             await self._unless_stopped(self._start())
             if not self._stopping.is_set():
+                self.folder.begin()
                 await self._watch()
         except BaseException:
             await self._close(in_order=False)
@@ -213,14 +216,17 @@ class Supervisor:
     # ---- close
 
     async def _close(self, *, in_order: bool) -> None:
-        """Close in order within a short limit, then end whatever is left. A run that failed is left as if its processes had been killed: with its
-        journals open and its rows in shared memory, so that a resumed one loses nothing."""
+        """Close in order within a short limit, then end whatever is left: the books are read when the rollout actors have told what they spent, and before
+        the replay buffer goes. A run that failed is left as if its processes had been killed: with its journals open and its rows in shared memory, so that
+        a resumed one loses nothing."""
         self.restarts.cancel()
         await asyncio.to_thread(self.board.end_recording)  # while there is something to record
         order = [m for role in ("trainer", "prompt", "rollout", "learner", "replay", "store") for m in self._role(role)]
         asked = [m for m in order if in_order or m.role == "rollout"]  # an engine also ends what it started
-        await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role != "store"))
-        await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role == "store"))
+        await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role not in ("replay", "store")))
+        await self._read_books()
+        for role in ("replay", "store"):
+            await asyncio.gather(*(_quiet_stop(member) for member in asked if member.role == role))
         for member in order:
             if member.role != "store":
                 member.kill()
@@ -230,6 +236,16 @@ class Supervisor:
             member.kill()
         for path in sorted(self.folder.children.glob("*.json")):
             await asyncio.to_thread(children.end_leftovers, path, grace_s=DYING_S)
+
+    async def _read_books(self) -> None:
+        replay = self.members.get("replay")
+        if replay is None or replay.run is None or has_died(replay):
+            return  # it never served, or can't be asked: the trainer's last account stands
+        try:
+            source: BatchSource = client(replay.handle, "replay", BatchSource, limit_s=BOOKS_S, folder=self.folder)
+            self.board.settle(await source.stats())
+        except StreamrlError as error:
+            log.warning("the last counts of the replay buffer could not be read: %s", error)
 
 
 def _settings(name: str, role: str, *, config: Config, folder: RunFolder, resume: Path | None, places: Places) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -60,7 +61,7 @@ class Watchdog:
 
     async def _tell(self, alarm: Alarm) -> None:
         text = format_diagnosis(alarm.diagnosis)
-        self._board.say(f"{text}\n  more: streamrl why {self._folder.root} --stacks")
+        self._board.say(f"{text}\n  more: streamrl why {shlex.quote(str(self._folder.root))} --stacks")
         if alarm.stalled:
             await self._keep_stacks()
             log.warning("the stacks of all actors are in %s", self._folder.logs / "<actor>.stacks")

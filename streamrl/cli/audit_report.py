@@ -62,6 +62,7 @@ class AuditReport(msgspec.Struct, kw_only=True):
     lengths_generated: Lengths
     lengths_trained: Lengths
     policy_tokens: dict[str, int]  # those that the policy wrote, by where they are: trained, stale, filtered, failed, evaluation, in_flight
+    stopped_tokens: int = 0  # of ``policy_tokens`` in flight, those in no trajectory: the run's end stopped their sessions
 
 
 def report_of(book: Book, run: str, files: int) -> AuditReport:
@@ -89,6 +90,7 @@ def report_of(book: Book, run: str, files: int) -> AuditReport:
         lengths_generated=lengths(book.lengths_generated),
         lengths_trained=lengths(book.lengths_trained),
         policy_tokens=book.tokens.places(),
+        stopped_tokens=book.tokens.stopped,
     )
 
 
@@ -120,6 +122,8 @@ def format_report(report: AuditReport) -> str:
         rows = [_lengths_row(name, found) for name, found in (("generated", report.lengths_generated), ("trained", report.lengths_trained))]
         out += ["", *_table(["response tokens", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"], rows)]
     out += ["", f"the policy's own tokens: {format_tokens(report.policy_tokens, _unfinished(report))}"]
+    if report.stopped_tokens:
+        out += [f"  ({report.stopped_tokens} of those {_unfinished(report)} are in no trajectory: their sessions were stopped)"]
     out += ["", f"largest lag trained: {report.lag_max} (bound {report.max_staleness}); groups rolled back: {report.rolled_back_groups:,}", ""]
     return "\n".join([*out, *_verdict(report)]) + "\n"
 

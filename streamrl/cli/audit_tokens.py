@@ -17,6 +17,7 @@ class TokenBook:
     def __init__(self, totals: ReplayStats | None = None) -> None:
         self.generated = 0 if totals is None else totals.generated_tokens
         self.fates: Counter[str] = Counter() if totals is None else Counter(totals.token_fates)
+        self.stopped = 0  # of those without a fate: in no row, since the run's end stopped their sessions
 
     @property
     def in_flight(self) -> int:
@@ -32,7 +33,9 @@ class TokenBook:
     def spent(self, tokens: int, end: str | None) -> None:
         """No push tells of them. ``end``: of their group, "evaluation" for one of none."""
         self.generated += tokens
+        unfinished = self.in_flight - tokens
         self._end(tokens, end or "")
+        self.stopped += self.in_flight - unfinished
 
     def ended(self, tokens: int, end: str) -> None:
         """They were in flight: ``trained``, ``superseded``, ``dropped(reason)``."""

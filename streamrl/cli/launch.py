@@ -26,22 +26,21 @@ def add_parser(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The summary goes to stdout as a table; the same is in summary.json of the run folder."""
+    from streamrl.cli.goes_on import check_goes_on
     from streamrl.config.load import dump
     from streamrl.config.plan import plan
     from streamrl.telemetry.live import format_summary
-    from streamrl.telemetry.run_folder import RunFolder, write_text
+    from streamrl.telemetry.run_folder import RunFolder
 
     config = configure(arguments)
     text = plan(config, check_surroundings(config))
     root = Path(config.run.folder or "")
     goes_on = bool(arguments.resume) or (config.trainer.resume_mode == "auto" and (root / "config.yaml").is_file())
     resume = find_checkpoint(config, root if goes_on else None, required=bool(arguments.resume))
-    if resume is not None:
-        check_goes_on(config, resume)
+    check_goes_on(config, root if goes_on else None, resume)
     from actors import launch
 
-    with RunFolder.create(root, dump(config), resume=goes_on) as folder:
-        write_text(folder.plan, text + "\n")
+    with RunFolder.create(root, dump(config), text + "\n", resume=goes_on) as folder:
         summary = launch.run(config, folder, resume=resume)
     sys.stdout.write(format_summary(summary))
     return 130 if summary.status == "stopped" else 0
@@ -87,23 +86,3 @@ def find_checkpoint(config: Config, run: Path | None, *, required: bool) -> Path
     except CheckpointError as error:
         raise UsageError(f"$.trainer.resume_from_path: {error}") from error
     return named
-
-
-def check_goes_on(config: Config, checkpoint: Path) -> None:
-    """UsageError for what the learner would refuse when all actors have been started: then the run folder stays as it is."""
-    from streamrl.config.load import load
-    from streamrl.config.objective import uses_critic
-    from streamrl.pipeline.checkpoints import CONFIG
-
-    if not (checkpoint / CONFIG).is_file():
-        return
-    saved = load([str(checkpoint / CONFIG)])
-    todo = "leave it as it was, or start a new run from what `streamrl export` makes of this one"
-    for key in ("lora_rank", "lora_alpha", "target_modules"):
-        now, then = getattr(config.model, key), getattr(saved.model, key)
-        if now != then:
-            raise UsageError(
-                f"$.model.{key}: a run goes on with the weights it has trained, got {now!r} for a checkpoint made with {then!r}, {checkpoint}; {todo}"
-            )
-    if uses_critic(config) and not uses_critic(saved):
-        raise UsageError(f"$.critic: a run goes on with the models it has trained, got a critic for a checkpoint without one, {checkpoint}; {todo}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamrl.diagnosis import RunView
     from streamrl.telemetry.run_folder import RunFolder
     from streamrl.telemetry.summary import RunStatus
 
-SILENT_S = 10.0  # the driver writes every second; after this long without a word it hangs or is dead
+LONG_S = 10.0  # a wait that is worth a line
 
 
 def add_parser(verbs: Any) -> None:
@@ -34,11 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(folder: RunFolder, now: float) -> str:
     """Two lines about a run without a summary, and a third one when something is late."""
+    from streamrl.diagnosis import read_view
     from streamrl.telemetry.steps import read_last_step
     from streamrl.telemetry.summary import read_status
 
-    status = read_status(folder.status)
-    lines = [_headline(status, now), _step_line(read_last_step(folder.steps), status), longest_wait(folder, now)]
+    read_status(folder.status)  # one that cannot be read is refused; a view has none then
+    view = read_view(folder, now)
+    lines = [_headline(view), _step_line(read_last_step(folder.steps), view.status), longest_wait(folder, view)]
     return "".join(f"{line}\n" for line in lines if line)
 
 
@@ -54,27 +58,25 @@ def _step_line(step: dict[str, Any] | None, status: RunStatus | None) -> str:
     return f"newest step line{by}: {format_line(step)}"
 
 
-def _headline(status: RunStatus | None, now: float) -> str:
+def _headline(view: RunView) -> str:
+    from streamrl.diagnosis.driver import last_word, standing, trouble
     from streamrl.protocol.waits import one_line
 
-    if status is None:
+    if view.status is None:
         return "the driver has written no status yet"
-    silent_s = now - status.updated
-    progress = f"{status.progress}, version {status.version}"
-    note = f", {one_line(status.message)}" if status.message else ""
-    if silent_s > SILENT_S:
-        return f"no word from the driver (pid {status.pid}) for {silent_s:.0f} s; last: {status.state}, {progress}{note}"
-    return f"{status.state} for {now - status.started:.0f} s, {progress}{note}"
+    note = f", {one_line(view.status.message)}" if view.status.message and not view.has_ended else ""
+    said = trouble(view)
+    return f"{said}; last: {last_word(view)}{note}" if said else f"{standing(view)}{note}"
 
 
-def longest_wait(folder: RunFolder, now: float) -> str:
+def longest_wait(folder: RunFolder, view: RunView) -> str:
     """Who had waited longest when the driver last asked, and for what; empty while the run goes on, and when the file of the waits can't be read."""
-    from streamrl.diagnosis import diagnose, read_view
+    from streamrl.diagnosis import diagnose
     from streamrl.errors import UsageError
     from streamrl.protocol.waits import one_line
     from streamrl.telemetry.run_folder import read_json
 
-    if diagnose(read_view(folder, now)).verdict not in ("waiting", "stuck"):
+    if diagnose(view).verdict not in ("waiting", "stuck"):
         return ""
     try:
         table = read_json(folder.waits)
@@ -82,9 +84,9 @@ def longest_wait(folder: RunFolder, now: float) -> str:
         oldest = min(rows, key=lambda row: row["since"])
         limit = f", limit {oldest['limit_s']:.0f} s" if oldest.get("limit_s") else ""
         waited_s = max(0.0, table["time"] - oldest["since"])
-        if waited_s < SILENT_S:
+        if waited_s < LONG_S:
             return ""
         words = f"{oldest['waiter']} has waited longest: {waited_s:.0f} s for {oldest['what']} of {oldest['on']}{limit}"
     except (UsageError, TypeError, KeyError, ValueError, AttributeError):
         return ""
-    return f"{one_line(words)}; `streamrl why {folder.root}` names the cause"
+    return f"{one_line(words)}; `streamrl why {shlex.quote(str(folder.root))}` names the cause"

@@ -77,4 +77,4 @@ async def _frame(folder: RunFolder, pages: Pages, console: Console, *, patient: 
         await asyncio.sleep(REFRESH_S)
         recording, is_live = await pages.look()
     shot = snapshot(folder, recording, is_live, time.time())
-    return frame(shot, console.width), shot.summary is not None
+    return frame(shot, console.width), shot.has_ended

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.cli.top_snapshot import GROUP_STATES, ActorRow, Snapshot
+from streamrl.diagnosis.driver import last_word, standing, trouble
 from streamrl.diagnosis.result import span
 from streamrl.protocol.waits import one_line
 from streamrl.telemetry.summary import LEFT_OVER, SHUTDOWN
 
-SILENT_S = 10.0  # the driver writes every second; after this long without a word it hangs or is dead
 OLD_S = 15.0  # of metrics: three scrapes of the recorder
 BAR_CELLS = 10
 WIDE = 110  # columns from which there is room for what every actor waits for
@@ -64,11 +64,9 @@ def _standing(shot: Snapshot) -> list[tuple[str, str]]:
         return [(f"{shot.summary.status} after {shot.summary.steps} steps in {span(shot.summary.wall_s)}{error}", style)]
     if shot.status is None:
         return [("the driver has written no status yet", "yellow")]
-    status = shot.status
-    progress = f"{status.progress}, version {status.version}"
-    if shot.silent_s > SILENT_S:
-        return [(f"no word from the driver (pid {status.pid}) for {span(shot.silent_s)}", "bold red"), (f"; last: {status.state}, {progress}", "")]
-    return [(f"{status.state} for {span(shot.now - status.started)}, {progress}", "green")]
+    if said := trouble(shot.view):
+        return [(said, "bold red"), (f"; last: {last_word(shot.view)}", "")]
+    return [(standing(shot.view), "yellow" if shot.has_ended else "green")]
 
 
 def _source(shot: Snapshot) -> Text:
@@ -99,7 +97,7 @@ def _throughput(shot: Snapshot) -> Text:
 def _lag(shot: Snapshot) -> Text:
     step = shot.step or {}
     measured = f"{step.get('lag_mean', 0.0):.2f} mean, {step.get('lag_max', 0)} max in the last step, " if shot.step is not None else ""
-    text = Text(f"{measured}bound {'?' if shot.bound is None else shot.bound} versions")
+    text = Text(f"{measured}bound {'?' if shot.bound is None else shot.bound} version{'' if shot.bound == 1 else 's'}")
     if shot.violations:
         text.append(f"; {shot.violations} groups above the bound", style="bold red")
     return text
@@ -132,7 +130,7 @@ def _dropped(shot: Snapshot) -> Text:
 
 def _actors(shot: Snapshot, width: int) -> RenderableType:
     if not shot.actors:
-        return Text("no actor has a page" + ("" if shot.summary is None else " any more"), style="bright_black")
+        return Text("no actor has a page" + (" any more" if shot.has_ended else ""), style="bright_black")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="bright_black")
     table.add_column("actor", no_wrap=True, max_width=16)
     table.add_column("ver", justify="right", no_wrap=True)

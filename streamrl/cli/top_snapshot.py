@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from streamrl.diagnosis import RunView, diagnose, read_view
 from streamrl.errors import StreamrlError
 from streamrl.telemetry.catalogue import ROLES
 from streamrl.telemetry.evaluate import evaluate, newest
@@ -50,7 +51,7 @@ class Snapshot:
     now: float
     is_live: bool
     metrics_age_s: float | None
-    status: RunStatus | None
+    view: RunView  # the files of the folder
     summary: RunSummary | None
     step: dict[str, Any] | None  # the last training step, as in metrics/steps.jsonl
     actors: tuple[ActorRow, ...]
@@ -66,14 +67,19 @@ class Snapshot:
     complaints: tuple[Complaint, ...] = ()
 
     @property
-    def silent_s(self) -> float:
-        """Since the driver's last word about itself."""
-        return self.now - self.status.updated if self.status else 0.0
+    def status(self) -> RunStatus | None:
+        """The driver's last word about itself."""
+        return self.view.status
+
+    @property
+    def has_ended(self) -> bool:
+        return self.summary is not None or self.view.is_interrupted
 
 
 def snapshot(folder: RunFolder, recording: Recording, is_live: bool, now: float) -> Snapshot:
     """Everything that a frame shows."""
-    waits = _waits(folder)
+    read_status(folder.status)  # one that cannot be read is refused; a view has none then
+    view, waits = read_view(folder, now), _waits(folder)
     bounds = [value for value in _last(Latest("streamrl_staleness_bound_versions", "max"), recording).values() if value is not None]
     capacity = _last(Latest("streamrl_buffer_capacity_groups"), recording).get(())
     return Snapshot(
@@ -81,7 +87,7 @@ def snapshot(folder: RunFolder, recording: Recording, is_live: bool, now: float)
         now=now,
         is_live=is_live,
         metrics_age_s=now - recording.times[-1] if recording.times else None,
-        status=read_status(folder.status),
+        view=view,
         summary=read_summary(folder.summary),
         step=read_last_step(folder.steps),
         actors=tuple(_actors(recording, waits)),
@@ -93,7 +99,7 @@ def snapshot(folder: RunFolder, recording: Recording, is_live: bool, now: float)
         violations=int(sum(newest(recording, "streamrl_staleness_violations_total").values())),
         dropped={reason: int(count) for (reason,), count in newest(recording, "streamrl_groups_dropped_total", by=("reason",)).items() if count},
         blocked=tuple(reason for (reason,), flag in _last(Latest("streamrl_admission_blocked", by=("reason",)), recording).items() if flag),
-        headline=_headline(folder),
+        headline=diagnose(view).headline,  # what ``streamrl why`` begins with
         complaints=tuple(newest_complaints(folder.logs, NUM_COMPLAINTS)),
     )
 
@@ -153,13 +159,3 @@ def oldest_wait(health: dict[str, Any], time: float) -> str:
     rows = health.get("waits") or []
     oldest = min(rows, key=lambda row: row["since"], default=None)
     return f"{max(0.0, time - oldest['since']):.0f} s for {oldest['what']} of {oldest['on']}" if oldest else ""
-
-
-def _headline(folder: RunFolder) -> str:
-    """Who waits for whom, in one line: what ``streamrl why`` begins with."""
-    from streamrl.diagnosis import diagnose, read_view
-
-    try:
-        return diagnose(read_view(folder)).headline
-    except (StreamrlError, OSError):
-        return ""

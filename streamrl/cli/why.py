@@ -1,7 +1,8 @@
 """``streamrl why``: who waits for whom in a run, since when and until when, down to the culprit, and what to do next.
 
-Reads the files of the run folder alone, so it works when the driver hangs or is dead. Exit code 0 while the run goes on or has ended, 1 when it is stuck
-or its files do not tell. With --stacks the processes that matter write where each of their threads stands, hung ones too.
+Reads the files of the run folder alone, so it works when the driver hangs or is dead. Exit code 0 while the run starts, goes on or has ended; 1 when it is
+stuck, or a file that would tell is missing or cannot be read (cut off, or of another version); 2 when RUN is no run folder. A run that has ended needs its
+summary.json alone. With --stacks the processes that matter write where each of their threads stands, hung ones too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamrl.diagnosis import Diagnosis
     from streamrl.telemetry.run_folder import RunFolder
+    from streamrl.telemetry.summary import RunStatus
 
 
 def add_parser(verbs: Any) -> None:
@@ -33,14 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     from streamrl.telemetry.run_folder import RunFolder
 
     folder = RunFolder.open(arguments.run_folder)
-    view = read_view(folder, strict=True)
+    view = read_view(folder)
     found = diagnose(view)
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
     else:
         sys.stdout.write(f"{_standing(view)}{format_diagnosis(found)}\n")
     if arguments.stacks or arguments.all_stacks:
-        sys.stdout.write(_stacks(folder, found, everyone=arguments.all_stacks))
+        sys.stdout.write(_stacks(folder, found, view.status, everyone=arguments.all_stacks))
     return 1 if found.verdict in ("stuck", "unknown") else 0
 
 
@@ -49,7 +51,7 @@ def _standing(view: Any) -> str:
     from streamrl.diagnosis.result import span
 
     status = view.status
-    if status is None or view.summary is not None:
+    if status is None or view.has_ended:
         return ""
     steps = f"step {status.step} of {status.total_steps}" if status.total_steps else f"step {status.step}"
     idle_s = view.idle_s()
@@ -57,14 +59,12 @@ def _standing(view: Any) -> str:
     return f"{status.state}, {steps}, version {status.version}; newest word {span(max(0.0, view.now - status.updated))} ago{last}\n"
 
 
-def _stacks(folder: RunFolder, found: Diagnosis, everyone: bool) -> str:
+def _stacks(folder: RunFolder, found: Diagnosis, status: RunStatus | None, everyone: bool) -> str:
     from streamrl.diagnosis import stacks
     from streamrl.diagnosis.view import read_processes
-    from streamrl.telemetry.summary import read_status
 
     actors = list(read_processes(folder)) if everyone else [name for name in found.suspects if name != "driver"]
     told = stacks.ask(folder, actors)
-    status = read_status(folder.status)
     if status is not None and (everyone or "driver" in found.suspects):
         told["driver"] = stacks.ask_driver(folder, status.pid)
     where = {name: f" (also in {dump.file} of the run folder)" if dump.file else "" for name, dump in told.items()}

@@ -59,7 +59,12 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or not key or "" in key.split("."):
         raise ConfigError(f"an override reads section.key=value, got {text!r}; write for example actor.optim.lr=1e-6")
     value = from_text(raw, f"the value of override {text!r}")
-    if isinstance(value, bool | int | float) and _takes_only_text(type_at(key)):
+    declared = type_at(key)
+    if value is None and declared is not None and section_of(declared) is declared:
+        raise ConfigError(
+            f"an override gives a key its value, got {text!r}, which names the whole section; write for example {key}.{next(iter(fields_of(declared)))}=..."
+        )
+    if isinstance(value, bool | int | float) and _takes_only_text(declared):
         value = raw
     tree: Any = value
     for name in reversed(key.split(".")):

@@ -7,6 +7,8 @@
     workers.py    its second half: rollout actors and their sessions, store, publication
     queues.py     calls that wait for a slot, and who has it
     ranks.py      and the learner
+    needed.py     actors that the run cannot do without, wherever the walk ends
+    driver.py     the driver, in a few words
     roots.py      what can be wrong at the end of a chain, in words, with the next step
     alarm.py      when the driver says so by itself
     stacks.py     stack dumps of processes, hung ones too

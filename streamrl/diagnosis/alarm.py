@@ -1,6 +1,7 @@
 """When the driver says by itself what is wrong: once when it gets so, and again at intervals while it stays so.
 
 Says nothing while the run goes on, however slow it is: a passed deadline alone is looked at, and only told when the diagnosis finds more than a bottleneck.
+Calls that each end by their time-out never wait for long: what the run waits for is told when the newest call of it has failed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from streamrl.diagnosis.diagnose import OVERDUE_S, diagnose
 from streamrl.diagnosis.result import Diagnosis
+from streamrl.diagnosis.roots import LIMIT_KEYS, kind_of
 from streamrl.diagnosis.view import RunView
 
 REPEAT_S = 300.0  # before the same is said again
@@ -37,13 +39,13 @@ class Lookout:
     def look(self, view: RunView) -> Alarm | None:
         """An alarm that is due now."""
         found = self.newest = diagnose(view)
-        late = self._newly_overdue(view) and found.verdict == "waiting"
-        if not found.is_alarm and not late:
+        at_once = (self._newly_overdue(view) and found.verdict == "waiting") or waits_for_failing(view, found)
+        if not found.is_alarm and not at_once:
             self._culprit, self.standing = "", None
             return None
         if found.culprit != self._culprit:
             self._culprit, self._since, self.standing = found.culprit, view.now, None
-        if not late and view.now - self._since < self._settle_s:
+        if not at_once and view.now - self._since < self._settle_s:
             return None
         self.standing = found if found.is_alarm else None
         if view.now - self._said.get(found.culprit, -self._repeat_s) < self._repeat_s:
@@ -57,6 +59,17 @@ class Lookout:
         overdue = set(overdue_waits(view))
         fresh, self._overdue = overdue - self._overdue, overdue
         return bool(fresh)
+
+
+def waits_for_failing(view: RunView, found: Diagnosis) -> bool:
+    """Whether the run waits for a callee whose newest call has failed. A tool's failure is an answer for the model."""
+    if found.verdict not in ("waiting", "stuck") or not found.suspects:
+        return False
+    actor = found.suspects[0]
+    on = found.culprit.removeprefix(f"{actor} ")  # "rollout-0 engine" is the engine of its calls
+    calls = view.calls(actor, on)
+    kind, _ = kind_of(on)
+    return calls is not None and calls.failures > 0 and kind in LIMIT_KEYS and kind != "tool"
 
 
 def overdue_waits(view: RunView) -> Iterator[tuple[str, str, str, float]]:

@@ -10,44 +10,58 @@ from __future__ import annotations
 
 import shlex
 
-from streamrl.diagnosis import sources
+import msgspec
+
+from streamrl.diagnosis import needed, sources
+from streamrl.diagnosis.driver import ENDED_AT_ONCE, LOST_SINCE
 from streamrl.diagnosis.result import Diagnosis, Link, Verdict, span
-from streamrl.diagnosis.roots import SILENT_S, STACKS, Root, failing, unresponsive
-from streamrl.diagnosis.view import RunView
+from streamrl.diagnosis.roots import COMMAND, STACKS, Root, failing, unresponsive
+from streamrl.diagnosis.view import MISSING, RunView
 from streamrl.protocol.waits import one_line
 
 SKEW_S = 5.0  # between two clocks, before it is worth a word
-DRIVER_S = 20.0  # the driver writes every second, but where an actor that it asks lets it wait
+STOPPED_S = 3.0  # the driver writes every second
+DRIVER_S = 20.0  # the same of one that lives: an actor that it asks may let it wait
 OVERDUE_S = 2.0  # after a deadline, for whoever keeps it to act
 QUIET_SHARE = 0.1  # of stall_s: nothing got done for a moment that is worth a word
 OPAQUE_S = 5.0  # the same where nothing tells whether it works: a tool, a scorer, code of the user's
 BRIEF_S = 1.0  # what is quiet for less is named without saying for how long
 
 
+ERROR_CHARS = 600  # of the one that ended the run: it is all that is left to say
+
+
 def diagnose(view: RunView) -> Diagnosis:
     """Who keeps the run from going on."""
-    if view.summary is not None:
+    found = _diagnosed(view)
+    command = COMMAND.replace("RUN", shlex.quote(view.folder))
+    return msgspec.structs.replace(found, next_step=found.next_step.replace(COMMAND, command)) if view.folder else found
+
+
+def _diagnosed(view: RunView) -> Diagnosis:
+    if view.has_ended:
         return _ended(view)
+    if (lost := _lost(view, "summary.json") or _lost(view, "status.json")) is not None:
+        return lost
     if view.status is None:
-        lost = _lost(view, "status.json")
-        return lost or Diagnosis("starting", "the driver has written nothing yet", "driver", next_step="see logs/driver.log")
-    is_watched = view.table.time >= view.status.started and "trainer" in view.table.actors  # an earlier life of the run may have left a table
-    if (gone := _driver(view, is_watched)) is not None:
+        return Diagnosis("starting", "the driver has written nothing yet", "driver", next_step="see logs/driver.log")
+    if (gone := _driver(view)) is not None:
         return gone
-    if not is_watched:
+    if not view.is_watched:
         return _lost(view, "waits.json") or _starting(view)
     chain: list[Link] = []
-    root = sources.trainer(view, chain)
+    root = needed.culprit(view, sources.trainer(view, chain))
     return _judged(view, root, tuple(chain))
 
 
 def _ended(view: RunView) -> Diagnosis:
-    assert view.summary is not None
+    if view.summary is None:
+        return Diagnosis("ended", f"the run was {ENDED_AT_ONCE}: {LOST_SINCE}", next_step=_going_on(view))
     error = view.summary.error or ""
     step = "" if view.summary.status == "completed" else _going_on(view)
     if step and "; " in error:  # an error says the rule, what was found, and behind the semicolon what to do
         step = f"do what the error says, then {step}"
-    headline = f"the run has {_past(view.summary.status)} after {view.summary.steps} steps" + (f": {one_line(error)}" if error else "")
+    headline = f"the run has {_past(view.summary.status)} after {view.summary.steps} steps" + (f": {one_line(error, ERROR_CHARS)}" if error else "")
     return Diagnosis("ended", headline, next_step=step)
 
 
@@ -64,11 +78,15 @@ def _going_on(view: RunView) -> str:
 
 
 def _lost(view: RunView, name: str) -> Diagnosis | None:
-    """A file that the driver writes every second tells nothing, though it has been training."""
-    if name not in view.lacks or view.step is None or (view.status is not None and not view.status.step):
+    """A file that would tell is there and cannot be read, or is missing though the driver has been training."""
+    lack, has_trained = view.lacks.get(name), view.step is not None and (view.status is None or view.status.step > 0)
+    if lack is None or (lack == MISSING and not has_trained):
         return None
-    headline = f"{name} {view.lacks[name]}, though metrics/steps.jsonl is at step {view.step}: nothing tells how the run is"
+    though = f", though metrics/steps.jsonl is at step {view.step}" if has_trained else ""
+    headline = f"{name} {lack}{though}: nothing tells how the run is"
     step = "ask again in a moment: a driver that lives writes it every second; if it stays so, see logs/driver.log"
+    if lack != MISSING:
+        step += ", and whether this is the version of streamrl that wrote it"
     if view.status is None:
         step += f", and once no driver runs, {_going_on(view)}"
     return Diagnosis("unknown", headline, next_step=step)
@@ -85,7 +103,7 @@ def _starting(view: RunView) -> Diagnosis:
     return Diagnosis("starting", f"{began}, and {what}", next_step="see logs/driver.log")
 
 
-def _driver(view: RunView, is_watched: bool) -> Diagnosis | None:
+def _driver(view: RunView) -> Diagnosis | None:
     """The driver itself, which all the others depend on. While it opens the actors it writes nothing."""
     assert view.status is not None
     silent_s, pid = view.now - view.status.updated, view.status.pid
@@ -96,12 +114,13 @@ def _driver(view: RunView, is_watched: bool) -> Diagnosis | None:
             "driver",
             next_step=f"see logs/driver.log; {_going_on(view)}",
         )
-    if view.driver == "stopped" and silent_s > SILENT_S:
+    if view.driver == "stopped" and silent_s > STOPPED_S:
         headline, step = f"driver (pid {pid}) is stopped by a signal and has written nothing for {span(silent_s)}", f"let it go on with: kill -CONT {pid}"
-        return Diagnosis("stuck", headline, "driver", next_step=step, evidence=_meanwhile(view) if is_watched else (), suspects=("driver",))
-    if not is_watched or view.driver == "stopped" or silent_s <= DRIVER_S:
+        return Diagnosis("stuck", headline, "driver", next_step=step, evidence=_meanwhile(view) if view.is_watched else (), suspects=("driver",))
+    if not view.is_watched or view.driver == "stopped" or silent_s <= DRIVER_S:
         return None
-    return Diagnosis("stuck", f"driver (pid {pid}) lives and has written nothing for {span(silent_s)}", "driver", next_step=STACKS, suspects=("driver",))
+    lives = "lives and " if view.driver == "running" else ""
+    return Diagnosis("stuck", f"driver (pid {pid}) {lives}has written nothing for {span(silent_s)}", "driver", next_step=STACKS, suspects=("driver",))
 
 
 def _meanwhile(view: RunView) -> tuple[str, ...]:
@@ -144,7 +163,7 @@ def _verdict(view: RunView, root: Root, chain: tuple[Link, ...]) -> tuple[Verdic
     if root.quiet_s > stall_s and (idle_s is None or idle_s > stall_s):
         return "stuck", [*why, f"no step and no session has ended for more than telemetry.stall_s={stall_s:g} s"]
     moment_s = QUIET_SHARE * stall_s if root.works else min(OPAQUE_S, QUIET_SHARE * stall_s)
-    return ("waiting" if root.quiet_s > moment_s else "fine"), why
+    return ("waiting" if root.down or root.quiet_s > moment_s else "fine"), why
 
 
 def _asides(view: RunView, root: Root) -> list[str]:

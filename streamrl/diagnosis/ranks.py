@@ -16,7 +16,7 @@ OTHERS = "the other ranks"
 
 def learner(view: RunView, chain: list[Link]) -> Root:
     """Which rank keeps the stage from ending."""
-    names = view.names("learner")
+    names = view.names("learner") or ["learner-0"]
     for name in names:
         if (root := unresponsive(view, name)) is not None:
             return root
@@ -55,8 +55,9 @@ def _absent(view: RunView, late: list[str], waiting: list[str], health: dict[str
 def _busy(view: RunView, calls: dict[str, Doing], health: dict[str, Health]) -> Root:
     if not calls:
         name = next(iter(health), "learner-0")
-        quiet_s = health[name].progress_age_s if name in health else 0.0
-        return Root(name, "runs no call", f"see {log_of(name)}", name, works=True, quiet_s=quiet_s)
+        quiet_s, silent_s = health[name].progress_age_s if name in health else 0.0, view.silent_s(name)
+        says = f"ran no call when it last answered, {span(silent_s)} ago" if silent_s else "runs no call"
+        return Root(name, says, f"see {log_of(name)}", name, works=True, quiet_s=quiet_s, down="silent" if silent_s else "")
     name = min(calls, key=lambda name: (health[name].progress, -health[name].progress_age_s))
     call = calls[name]
     inner = f", there in {call.what} of {call.on}" if call.on else ""

@@ -6,6 +6,8 @@ long is for ``diagnose.py`` to say.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from streamrl.diagnosis.result import span
@@ -15,7 +17,9 @@ from streamrl.protocol.waits import FREE_SLOT, TURN, Calls, Doing
 SILENT_S = 10.0  # the driver asks every second; an actor that gives no answer for this long does not work
 FAILING_GROUPS = 4  # whose sessions failed in a row, without one success between them: fewer are a few bad rows
 FAILING_S = 5.0  # so long, before it is certain
-STACKS = "see where it stands with: streamrl why RUN --stacks"
+COMMAND = "streamrl why RUN --stacks"  # diagnose.py puts the folder in
+STACKS = f"see where it stands with: {COMMAND}"
+FRESH_S = 3.0  # of the driver's table: a round of questions, and the time that a hung actor may take to answer one
 
 LIMIT_KEYS = {
     "engine": "rollout.timeouts.generate_s",
@@ -26,8 +30,12 @@ LIMIT_KEYS = {
 }
 
 
+Down = Literal["", "stopped", "dead", "silent"]
+
+
 class Root(msgspec.Struct, frozen=True):
-    """``says``: a clause with the culprit as its subject, ``place`` where that is. ``works``: it is busy, and that is all."""
+    """``says``: a clause with the culprit as its subject, ``place`` where that is. ``works``: it is busy, and that is all. ``down``: how an actor does not
+    answer; empty: it does, or the culprit is no actor."""
 
     culprit: str
     says: str
@@ -38,6 +46,7 @@ class Root(msgspec.Struct, frozen=True):
     quiet_s: float = 0.0
     evidence: tuple[str, ...] = ()
     place: str = ""  # "in rollout-0", of what is no actor
+    down: Down = ""
 
     @property
     def subject(self) -> str:
@@ -57,21 +66,18 @@ def unresponsive(view: RunView, name: str, patience_s: float = SILENT_S) -> Root
     silent_s, state = view.silent_s(name), view.state_of(name)
     if name not in view.table.actors:
         return Root(name, "is not there: the driver has not started it, or is replacing it", f"see {log_of('driver')}", name, certain=False)
-    if not silent_s:
-        return None
     health, since = view.health(name), f"for {span(silent_s)}"
     pid = f"pid {health.pid}" if health is not None else "pid unknown"
+    if state == "gone" and (silent_s or _has_just_died(view, name)):
+        last_s = silent_s + max(0.0, view.now - view.table.time)
+        says, step = f"({pid}) is dead; it last answered {span(last_s)} ago", f"the driver replaces it; its end is in {log_of(name)}"
+        return Root(name, says, step, name, silent_s > patience_s, quiet_s=last_s, down="dead")
+    if not silent_s:
+        return None
     if state == "stopped":
         pid_text = f"kill -CONT {health.pid}" if health is not None else "a SIGCONT"
-        return Root(name, f"({pid}) is stopped by a signal and has not answered {since}", f"let it go on with: {pid_text}", name, True, quiet_s=silent_s)
-    if state == "gone":
-        return Root(
-            name,
-            f"({pid}) is dead; it last answered {span(silent_s)} ago",
-            f"the driver replaces it; its end is in {log_of(name)}",
-            name,
-            silent_s > patience_s,
-        )
+        says, step = f"({pid}) is stopped by a signal and has not answered {since}", f"let it go on with: {pid_text}"
+        return Root(name, says, step, name, True, quiet_s=silent_s, down="stopped")
     if silent_s <= patience_s:
         return None
     if health is None or not health.is_open or (view.processes.get(name) and view.processes[name][0].pid != health.pid):
@@ -85,8 +91,15 @@ def unresponsive(view: RunView, name: str, patience_s: float = SILENT_S) -> Root
             name,
             True,
             quiet_s=silent_s,
+            down="silent",
         )
-    return Root(name, f"({pid}) lives and has not answered {since}: its event loop is blocked", STACKS, name, True, quiet_s=silent_s)
+    return Root(name, f"({pid}) lives and has not answered {since}: its event loop is blocked", STACKS, name, True, quiet_s=silent_s, down="silent")
+
+
+def _has_just_died(view: RunView, name: str) -> bool:
+    """Whether the process that gave the newest answer is gone by now. An old table is that of a run whose actors are being closed."""
+    health, mine = view.health(name), view.processes.get(name)
+    return health is not None and mine is not None and bool(mine) and mine[0].pid == health.pid and view.now - view.table.time < FRESH_S
 
 
 def kind_of(on: str) -> tuple[str, str]:
@@ -162,7 +175,8 @@ def _engine(view: RunView, name: str, doing: Doing, age_s: float) -> Root:
     answered = f"; its last answer came {span(last_s)} ago" if last_s is not None else "; it has answered nothing so far"
     if dead and quiet_s > SILENT_S / 2:
         says = f"is dead: its process {dead[0]} is gone, {num} requests wait for it{answered}"
-        return Root(f"{name} engine", says, f"see {log_of(name)}; kill {name} to have it replaced", name, True, quiet_s=quiet_s)
+        step = f"see {log_of(name)}; have {name} replaced with: kill {health.pid if health is not None else name}"
+        return Root(f"{name} engine", says, step, name, True, quiet_s=quiet_s)
     says = f"has {num} requests in flight and gave no token for {span(quiet_s)}{answered}"
     return Root(f"{name} engine", says, f"see {log_of(name)}; rollout.timeouts.generate_s ends a call; {STACKS}", name, works=True, quiet_s=quiet_s)
 

@@ -1,7 +1,7 @@
 """A run as the files of its folder show it, for whoever wants to know how it is. Reads; decides nothing.
 
-A file that is missing, half read or of another version counts as one that says nothing: a diagnosis is wanted most when things are not in order. Whoever
-wants to be told of one that somebody else has written reads ``strict``.
+A file that is missing, cut off or of another version counts as one that says nothing, and ``lacks`` has why: a diagnosis is wanted most when things are
+not in order.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ ProcessState = Literal["running", "stopped", "gone", "unknown"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CHECKPOINT = re.compile(r"global_step_(\d+)")
 SAME_START_S = 0.1
+MISSING = "is missing"
 STATES: dict[str, ProcessState] = {"stopped": "stopped", "tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}
 
 
@@ -50,10 +51,29 @@ class RunView(msgspec.Struct, frozen=True):
     driver: ProcessState = "unknown"
     processes: dict[str, list[Process]] = {}  # by actor: its own first, then what it started
     folder: str = ""
-    lacks: dict[str, str] = {}  # files that tell nothing, and why: status.json "is missing"
+    lacks: dict[str, str] = {}  # files that tell nothing, and why: status.json "is missing"; a summary is not missed
     step: int | None = None  # the newest in metrics/steps.jsonl; only read when a file tells nothing
     checkpoint: int | None = None  # the step of the newest one, by its name
     has_journal: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.summary is not None or self.is_interrupted
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Ended at once by a second interrupt: there is no summary, and the driver's last word says so."""
+        return self.summary is None and self.status is not None and self.status.state == "interrupted"
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the driver has asked its actors; an earlier life of the run may have left a table."""
+        return self.status is not None and self.table.time >= self.status.started and "trainer" in self.table.actors
+
+    @property
+    def is_starting(self) -> bool:
+        """No actor has been asked yet. While the driver opens them it writes nothing, for 10 to 20 s or for as long as a large model takes to load."""
+        return self.status is not None and not self.is_watched and not self.status.step and self.status.state in ("starting", "running")
 
     def names(self, role: str) -> list[str]:
         """Actors of a role, by number: learner-0, learner-1, ..."""
@@ -109,18 +129,21 @@ class RunView(msgspec.Struct, frozen=True):
         return self.table.heard.get(name) or Heard(self.table.time)
 
 
-def read_view(folder: RunFolder, now: float | None = None, *, strict: bool = False) -> RunView:
-    """The run in ``folder`` as of now. ``strict``: UsageError for a file that is whole and not what it should be."""
-    status = _quietly(lambda: read_status(folder.status), strict)
-    table = _quietly(lambda: _read_table(folder.waits), strict)
-    lacks = {path.name: _lack(path) for path, found in ((folder.status, status), (folder.waits, table)) if found is None}
-    last = _quietly(lambda: read_last_step(folder.steps)) if lacks else None
+def read_view(folder: RunFolder, now: float | None = None) -> RunView:
+    """The run in ``folder`` as of now."""
+    summary, no_summary = _told(lambda: read_summary(folder.summary))
+    status, no_status = _told(lambda: read_status(folder.status))
+    table, no_table = _told(lambda: _read_table(folder.waits))
+    lacks = {path.name: lack for path, lack in ((folder.status, no_status), (folder.waits, no_table)) if lack}
+    if no_summary not in ("", MISSING):
+        lacks[folder.summary.name] = no_summary
+    last = _told(lambda: read_last_step(folder.steps))[0] if lacks else None
     return RunView(
         now=time.time() if now is None else now,
         table=table or Table(0.0),
         status=status,
-        summary=_quietly(lambda: read_summary(folder.summary), strict),
-        driver="unknown" if status is None else process_state(status.pid),
+        summary=summary,
+        driver="unknown" if status is None or status.machine not in ("", _here()) else process_state(status.pid),
         processes=read_processes(folder),
         folder=str(folder.root),
         lacks=lacks,
@@ -130,8 +153,19 @@ def read_view(folder: RunFolder, now: float | None = None, *, strict: bool = Fal
     )
 
 
-def _lack(path: Path) -> str:
-    return "cannot be read" if path.exists() else "is missing"
+def _told(read: Callable[[], T | None]) -> tuple[T | None, str]:
+    """What a file says; without that, why."""
+    try:
+        found = read()
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"
+    except UsageError as error:
+        return None, f"cannot be read ({error.__cause__})"
+    return found, MISSING if found is None else ""
+
+
+def _here() -> str:
+    return BOOT_ID.read_text().strip()
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[int]:
@@ -164,7 +198,7 @@ class _Record(msgspec.Struct):
 
 def read_processes(folder: RunFolder) -> dict[str, list[Process]]:
     """Of every actor on record."""
-    here, found = BOOT_ID.read_text().strip(), {}
+    here, found = _here(), {}
     for path in sorted(folder.children.glob("*.json")):
         record = _read(path, _Record)
         if record is not None:
@@ -188,15 +222,4 @@ def _read(path: Path, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _quietly(read: Callable[[], T | None], strict: bool = False) -> T | None:
-    try:
-        return read()
-    except OSError:
-        return None
-    except UsageError as error:
-        if strict and isinstance(error.__cause__, msgspec.ValidationError):  # else it is no JSON, so it was cut off
-            raise
         return None

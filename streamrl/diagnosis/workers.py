@@ -45,7 +45,7 @@ def session(view: RunView, name: str, doing: Doing, chain: list[Link]) -> Root:
         return queued(view, name, doing, chain)
     if doing.on == "store":
         return store(view, name, since_s or 0.0)
-    if doing.on == "replay" and (since_s or 0.0) > _unheard_limit_s(view):
+    if doing.on == "replay" and (since_s or 0.0) > _unheard_limit_s(view) and not view.silent_s("replay"):
         return _unheard(view, name, "its pushes", since_s or 0.0)
     return held_by(view, name, doing)
 

@@ -1,19 +1,20 @@
-"""Whether a checkpoint is one that this learner can go on from: told before anything of it is loaded."""
+"""Whether a checkpoint is one that this learner can go on from: told before anything of it is loaded. The driver asks too, so nothing here imports torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
 
 from streamrl.errors import CheckpointError
-from streamrl.learner.huggingface import adapter_record
 from streamrl.protocol.weights import AdapterRecord
+
+if TYPE_CHECKING:
+    import torch.distributed.checkpoint as dcp
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ def check_layout(tensors: Mapping[str, Tensor], reader: dcp.HuggingFaceStorageRe
 
 
 def check_adapter(source: Path, ours: AdapterRecord) -> None:
+    from streamrl.learner.huggingface import adapter_record
+
     saved = adapter_record(source)
     if (saved.rank, saved.scaling, saved.layers) != (ours.rank, ours.scaling, ours.layers):
         raise CheckpointError(

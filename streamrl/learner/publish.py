@@ -39,6 +39,7 @@ class VersionWriter:
         self._dtype = rollout_dtype if engine.adapters is None else torch.float32
         self._samples: list[Tensor] = []  # of the trained shards as they were at the last version
         self._last: WeightManifest | None = None
+        folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, version: int, probe: Probe | None) -> WeightManifest | None:
         """Rank 0 returns the manifest, the others None."""
@@ -49,6 +50,8 @@ class VersionWriter:
             _drain(tensors)
             return None
         try:
+            if not self._folder.is_dir():  # made again it would belong to nobody, and stay
+                raise RunFailed(f"weights are written while the run lasts, got {self._folder} removed; the run has ended, or another program removed it")
             manifest = write_snapshot(version, tensors, self._folder, dtype=self._dtype, probe=probe, adapter=adapter)
             self._check_sent(manifest, moved)
             retire_snapshots(self._folder)  # the version before this one is published by now, and stays for replicas that join

@@ -94,7 +94,7 @@ class Checkpoints:
                 await replay.restore(NOTHING)
                 await self._prompts.restore(await self._cursor(await replay.snapshot()))
             return None
-        state, snapshot = _read(self._resume)
+        state, snapshot = read_start(self._resume)
         await learner.load(str(self._resume))
         await replay.restore(snapshot)
         went_on = await replay.snapshot()
@@ -106,7 +106,7 @@ class Checkpoints:
         """The learner ranks are new ones and all others went on: load the newest checkpoint, whose weights will be published as ``version``, and take
         back what was trained after it. None without one: the ranks begin with the starting weights."""
         newest = await asyncio.to_thread(checkpoint_folder.latest, self._root) or self._resume
-        state, snapshot = (None, NOTHING) if newest is None else _read(newest)
+        state, snapshot = (None, NOTHING) if newest is None else read_start(newest)
         if newest is not None:
             await learner.load(str(newest))
         await replay.new_learner()
@@ -142,7 +142,8 @@ def read_state(folder: Path) -> TrainerState:
         raise CheckpointError(f"a checkpoint holds {_TRAINER}, got {error} in {folder}; name another one") from error
 
 
-def _read(folder: Path) -> tuple[TrainerState, ReplaySnapshot]:
+def read_start(folder: Path) -> tuple[TrainerState, ReplaySnapshot]:
+    """Where trainer and replay buffer stood; CheckpointError when the folder does not say it."""
     try:
         return read_state(folder), msgspec.msgpack.decode((folder / _REPLAY).read_bytes(), type=ReplaySnapshot)
     except (OSError, msgspec.MsgspecError) as error:

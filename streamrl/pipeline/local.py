@@ -16,7 +16,7 @@ from streamrl.config import Config
 from streamrl.dataplane import Store
 from streamrl.pipeline import build
 from streamrl.pipeline.learner_group import RankGroup, Threaded
-from streamrl.pipeline.loops import GroupWorker, cancel_all, feed_prompts, generate_groups, keep_leases
+from streamrl.pipeline.loops import GroupWorker, cancel_all, feed_prompts, generate_groups, keep_leases, tell_the_rest
 from streamrl.pipeline.metering import ReplayMeter, StoreMeter, export_every
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.replica import EngineReplica
@@ -62,6 +62,7 @@ class LocalPipeline:
         self._publisher = WeightPublisher(config.weights)
         self._checkpoints = build.build_checkpoints(config, run_dir / "checkpoints", self.prompts, resume)
         self._record = record
+        self._totals = Totals()
         self._replay_meter = ReplayMeter(self.pages["replay"], config.replay.max_staleness)
         self._store_meter = StoreMeter(self.pages["store"])
 
@@ -89,10 +90,12 @@ class LocalPipeline:
         return await self._run_loops(trainer)
 
     async def close(self) -> None:
-        """Close every part in order."""
+        """Close every part in order. Only then the totals that ``run`` returned have the ledger's last word."""
         await self.replay.close()
         await asyncio.gather(*(worker.runner.close() for worker in self._workers))
         await asyncio.gather(*(engine.stop() for engine in self._engines))
+        await asyncio.gather(*(tell_the_rest(worker) for worker in self._workers))
+        self._totals.close(await self.replay.stats())
         await asyncio.to_thread(self.learner_rank.stop)
         self._threaded.close()
         await self.export()
@@ -131,9 +134,10 @@ class LocalPipeline:
         try:
             open_loops = set(others)
             with self.pages["learner-0"].state("wait_data"):  # whenever no call runs
-                return await self._until_trained(training, open_loops)
+                self._totals = await self._until_trained(training, open_loops)
         finally:
             await cancel_all([*others, training])
+        return self._totals
 
     @staticmethod
     async def _until_trained(training: asyncio.Task[Totals], open_loops: set[asyncio.Task[None]]) -> Totals:

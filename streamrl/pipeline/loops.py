@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from streamrl.config.rollout import DataplaneConfig, ReplayConfig, Timeouts
-from streamrl.errors import SessionFailed, StaleWrite
+from streamrl.errors import SessionFailed, StaleWrite, StreamrlError
 from streamrl.pipeline.metering import RolloutMeter
 from streamrl.pipeline.spending import SpentReport
 from streamrl.protocol.fields import NODE_TAG, trajectory_tag
@@ -43,6 +43,7 @@ from streamrl.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 POLL_S = 5.0  # how long one lease or admission call waits before it is asked again: the longest time a silent peer goes unnoticed
+LAST_WORD_S = 2.0  # for the report of a worker that ends: whoever ends it waits no longer
 
 
 async def feed_prompts(
@@ -181,10 +182,20 @@ async def generate_groups(worker: GroupWorker, *, n: int) -> None:
                 _start(worker, lease)
             _raise_failures(worker)
             if reply.closed:
-                await worker.spent.hand_over()
                 return
     finally:
         await cancel_all(worker.groups.values())
+        await tell_the_rest(worker)
+
+
+async def tell_the_rest(worker: GroupWorker) -> None:
+    """What stopped sessions had written, so that the books of the run know of it; a buffer that is gone can't be told. Whoever stops the engine calls it
+    again then: what sessions had left behind has ended too."""
+    try:
+        async with asyncio.timeout(LAST_WORD_S):
+            await worker.spent.hand_over()
+    except (StreamrlError, TimeoutError) as error:
+        log.warning("the tokens of the last sessions of %s are in no books: %s", worker.name, error)
 
 
 async def keep_leases(worker: GroupWorker, config: ReplayConfig, clock: Clock) -> None:

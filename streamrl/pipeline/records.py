@@ -151,7 +151,7 @@ class Totals(msgspec.Struct):
         del self.val_accuracies[1:-1]
 
     def close(self, stats: ReplayStats) -> None:
-        """The ledger's last word."""
+        """The ledger's last word: of a closed buffer, and again when every rollout actor has told what its last sessions had written."""
         self.stats = stats
 
     @property

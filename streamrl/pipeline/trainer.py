@@ -107,6 +107,7 @@ class Trainer:
                 await self.replay.new_learner()  # a batch that was leased just when the stop came is nobody's: ready again, and saved as such
             await upkeep.finish(self)
             await self.replay.close()
+            self.totals.close(await self.replay.stats())
         finally:  # after an error the buffer stays as it is: the host decides whether the run goes on
             await cancel_all(self._beside())
         return self.totals

@@ -94,4 +94,3 @@ async def finish(trainer: Trainer) -> None:
     if not trainer.stopping.is_set():
         await validate(trainer, every_replica=True)
         trainer.write_standing()
-    trainer.totals.close(await trainer.replay.stats())

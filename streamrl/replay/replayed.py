@@ -104,10 +104,15 @@ def replay(path: Path, clock: CallClock) -> Replayed:
     return again
 
 
+def check_sessions(saved: BufferSpec, n: int) -> None:
+    """ProtocolError unless groups of ``n`` sessions go on with those of ``saved``."""
+    if n != saved.n:
+        raise ProtocolError(f"a resumed run keeps rollout.n={saved.n}, got {n}: its groups have that many sessions; start a new run")
+
+
 def with_spec(spec: BufferSpec, live: Replayed) -> Replayed:
     """The same state in a buffer of another configuration."""
-    if spec.n != live.spec.n:
-        raise ProtocolError(f"a resumed run keeps rollout.n={live.spec.n}, got {spec.n}: its groups have that many sessions; start a new run")
+    check_sessions(live.spec, spec.n)
     opening = msgspec.msgpack.decode(ENCODER.encode(live.opening(anew=False)), type=Opening)
     changed = Replayed(spec, live.clock)
     state.load(changed.buffer, opening.state)

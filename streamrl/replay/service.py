@@ -206,10 +206,20 @@ class ReplayService:
     async def _continue(self, calls: JournalledBuffer, mark: int) -> None:
         calls.new_learner()
         calls.restarted()
+        finished = {group.uid for group in self.buffer.table.in_state("ready")}
         keys = held_keys(self.buffer)
         lost = calls.forget_missing(await self._missing(keys) if self._missing is not None else keys)
         back = calls.rollback(mark)
-        log.info("replay goes on: %d groups lost rows, %d groups trained after the checkpoint come back", lost, back)
+        kept = len(finished.intersection(group.uid for group in self.buffer.table.in_state("ready")))
+        log.info(
+            "replay goes on: %d groups lost rows, %d groups trained after the checkpoint come back; of %d finished ones %d are kept, the others would be "
+            "above max_staleness=%d when their turn comes and are generated again",
+            lost,
+            back,
+            len(finished),
+            kept,
+            self.buffer.config.max_staleness,
+        )
         self._after()
 
     async def stats(self) -> ReplayStats:

@@ -19,11 +19,11 @@ def format_line(record: dict[str, Any]) -> str:
     if record.get("reward") is not None:
         parts.append(f"reward {record['reward']:.3f}")
     if record.get("val_accuracy") is not None:
-        parts.append(f"val accuracy {record['val_accuracy']:.3f}")
+        parts.append(f"val accuracy {record['val_accuracy']:.3f}{_unscored(record)}")
     if record.get("trajectories_per_s"):
-        parts.append(f"{record['trajectories_per_s']:.1f} traj/s")
+        parts.append(f"trained {record['trajectories_per_s']:.1f} traj/s")
     if record.get("tokens_per_s"):
-        parts.append(f"{record['tokens_per_s']:.0f} tok/s")
+        parts.append(f"generated {record['tokens_per_s']:.0f} tok/s")
     if record.get("reward") is not None:  # a training step; zeros are left out of its record and still mean zero
         parts.append(f"lag {record.get('lag_mean', 0):.2f} mean {record.get('lag_max', 0)} max")
         parts.append("groups " + " ".join(f"{record.get(state, 0)} {state}" for state in ("pending", "running", "ready", "leased")))
@@ -32,6 +32,12 @@ def format_line(record: dict[str, Any]) -> str:
     if record.get("dropped"):
         parts.append(f"{record['dropped']} dropped")
     return "  ".join(parts)
+
+
+def _unscored(record: dict[str, Any]) -> str:
+    """Answers of a validation that got no score: the mean is of the others."""
+    found = sum(value for name, value in (record.get("metrics") or {}).items() if name.startswith("val-aux/") and name.endswith("/failed_sessions"))
+    return f" without {found:.0f} answers that failed" if found else ""
 
 
 def format_summary(summary: RunSummary, width: int = 100) -> str:
@@ -55,7 +61,7 @@ def _rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("steps", f"{summary.steps} in {summary.wall_s:.1f} s, weight version {summary.weight_version}"),
         ("validation accuracy", _change(summary.val_accuracy_first, summary.val_accuracy_last)),
         ("reward", _change(summary.reward_first, summary.reward_last)),
-        ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} versions"),
+        ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} version{'' if summary.max_staleness == 1 else 's'}"),
         ("trajectories", f"{summary.trajectories} ({summary.trajectories_per_s:.1f}/s{since})"),
         ("tokens", format_tokens(summary.token_fates, summary.unfinished)),
         ("groups", f"{summary.groups_trained} trained ({summary.partial_share:.1%} of them partial), {format_dropped(summary)}"),

@@ -5,6 +5,7 @@
     status.json             the driver's last word about itself
     waits.json              who waits for whom, every second
     summary.json            the result, written once at the end
+    .summary.earlier.json   that of the life before, until the one that resumes it has begun
     metrics/steps.jsonl     one line a step
     metrics/targets.json    the actors' metric pages (Prometheus file_sd)
     metrics/recording-*     all metrics of all actors, every few seconds
@@ -35,7 +36,7 @@ from typing import Any
 
 import msgspec
 
-from streamrl.errors import UsageError
+from streamrl.errors import RunFailed, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class RunFolder:
         self.status = self.root / "status.json"
         self.waits = self.root / "waits.json"
         self.summary = self.root / "summary.json"
+        self.earlier_summary = self.root / ".summary.earlier.json"
         self.metrics = self.root / "metrics"
         self.steps = self.metrics / "steps.jsonl"
         self.targets = self.metrics / "targets.json"
@@ -62,6 +64,7 @@ class RunFolder:
         self.quarantine = self.root / "quarantine.jsonl"
         self.samples = self.root / "samples"
         self._lock_file: int | None = None
+        self._to_write: dict[Path, str] = {}  # when a resumed run begins
 
     @property
     def run_id(self) -> str:
@@ -69,11 +72,12 @@ class RunFolder:
         return f"{self.root.name}-{hashlib.blake2b(str(self.root.resolve()).encode(), digest_size=4).hexdigest()}"
 
     @classmethod
-    def create(cls, root: str | Path, config_text: str, *, resume: bool = False) -> RunFolder:
-        """Claim ``root`` for a run and save its configuration. Of two launches into one folder exactly one wins, also when both resume."""
+    def create(cls, root: str | Path, config_text: str, plan_text: str = "", *, resume: bool = False) -> RunFolder:
+        """Claim ``root`` for a run and save its configuration. Of two launches into one folder exactly one wins, also when both resume. A resumed run
+        leaves the settings and the result of the life before in their places until it calls ``begin``."""
         folder = cls(root)
         try:
-            folder._take(config_text, resume)
+            folder._take(config_text, plan_text, resume)
         except FileExistsError:
             folder.close()
             raise UsageError(
@@ -84,15 +88,27 @@ class RunFolder:
             raise UsageError(f"the run folder must be writable, got {folder.root} ({error}); choose another with run.dir or --run-dir") from error
         return folder
 
-    def _take(self, config_text: str, resume: bool) -> None:
+    def _take(self, config_text: str, plan_text: str, resume: bool) -> None:
         for path in (self.metrics, self.logs, self.checkpoints, self.children):
             path.mkdir(parents=True, exist_ok=True)
         self._lock()
         if resume:
-            self.summary.unlink(missing_ok=True)  # the run has no result again
-            write_text(self.config, config_text)
+            self._to_write = {self.config: config_text, self.plan: plan_text}
+            if self.summary.exists():
+                os.replace(self.summary, self.earlier_summary)  # the run has no result again; readers must not take it for one that has ended
         else:
             _claim(self.config, config_text)
+            write_text(self.plan, plan_text)
+
+    def begin(self) -> None:
+        """Every actor has accepted the settings of a resumed run: they are the folder's from now on, and the result of the life before is history."""
+        try:
+            for path, text in self._to_write.items():
+                write_text(path, text)
+            self.earlier_summary.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunFailed(f"the run folder must be writable, got {self.root} ({error}); free space there and resume the run") from error
+        self._to_write = {}
 
     def _lock(self) -> None:
         """Held until ``close`` or the end of this process, however it ends: two drivers never write into one folder."""

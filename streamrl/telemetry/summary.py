@@ -66,7 +66,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
 class RunStatus(msgspec.Struct, kw_only=True):
     """The driver about itself, rewritten every second; an old ``updated`` means that the driver hangs or is dead."""
 
-    state: Literal["starting", "running", "stopping", "completed", "stopped", "failed"]
+    state: Literal["starting", "running", "stopping", "completed", "stopped", "failed", "interrupted"]
     pid: int
     started: float  # unix time
     updated: float
@@ -74,6 +74,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
     total_steps: int = 0
     version: int = 0
     message: str = ""
+    machine: str = ""  # on which that pid is, by its boot id; empty: this one
 
     @property
     def progress(self) -> str:

@@ -12,16 +12,19 @@ import pytest
 
 from actors.board import Board
 from actors.host import Hello
+from actors.launch import _earlier_result
 from actors.trainer import Progress
 from streamrl.config.load import load
+from streamrl.errors import RunFailed
 from streamrl.pipeline.checkpoints import TrainerState
 from streamrl.pipeline.records import StepRecord, Totals
 from streamrl.pipeline.standing import Standing, write_standing
 from streamrl.protocol.groups import ReplayStats
 from streamrl.protocol.weights import WeightManifest
 from streamrl.telemetry.recording import read_recording, recording_paths
-from streamrl.telemetry.run_folder import RunFolder, read_json
+from streamrl.telemetry.run_folder import RunFolder, read_json, write_json
 from streamrl.telemetry.steps import read_steps
+from streamrl.telemetry.summary import RunSummary, read_summary
 from streamrl.telemetry.targets import read_targets
 from tests.pipeline.tiny import tiny_config
 from tests.telemetry.pages import Actor, actors
@@ -53,6 +56,75 @@ def test_steps_that_a_killed_driver_never_heard_of_are_logged_once(folder):
 
 def test_a_run_that_trained_nothing_has_nothing_to_catch_up(folder):
     assert caught_up(folder) == []
+
+
+def stood(folder: RunFolder, *steps: int, ended: float = 0.0) -> Totals:
+    """What a trainer wrote down when it had done ``steps``."""
+    totals = Totals(steps=steps[-1], rewards=[0.5] * len(steps), trained_tokens=100 * steps[-1], last_step_end=ended or 100.0 + steps[-1])
+    totals.close(ReplayStats(trained=steps[-1], trajectories_generated=10 * steps[-1], tokens_generated=100 * steps[-1]))
+    records = [StepRecord(step=step, version=step, time=100.0 + step) for step in steps]
+    write_standing(folder.standing, Standing(TrainerState(step=steps[-1]), totals, WeightManifest(steps[-1], "v", [], 0), records=records))
+    return totals
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_a_run_that_failed_before_its_driver_heard_of_the_last_steps_counts_them(folder, heard):
+    board = Board(tiny_config(), folder)
+    board.catch_up()
+    if heard:
+        board._take(Progress([StepRecord(step=1, version=1, time=101.0)], Totals(steps=1), {}, 1))
+    stood(folder, 1, 2, 3)
+    board.hear_the_rest()
+    summary = board.summary("failed", RunFailed("no space left"))
+    board.close(summary)
+    assert (summary.steps, summary.weight_version, summary.trained_tokens, summary.groups_trained) == (3, 3, 300, 3)
+    assert summary.trajectories_per_s > 0 and summary.reward_last == 0.5
+    assert [line["step"] for line in read_steps(folder.steps)] == [1, 2, 3] and read_json(folder.status)["step"] == 3
+
+
+def test_a_resume_that_failed_before_its_first_step_has_the_steps_of_the_life_before_and_none_of_its_speed(folder):
+    stood(folder, 1, 2, 3)
+    board = Board(tiny_config(), folder)
+    board.catch_up()
+    board.hear_the_rest()
+    summary = board.summary("failed", RunFailed("the engine did not start"))
+    board.close(summary)
+    assert (summary.steps, summary.trajectories, summary.trajectories_per_s, summary.generated_tokens_per_s) == (3, 30, 0.0, 0.0)
+    assert [line["step"] for line in read_steps(folder.steps)] == [1, 2, 3]
+
+
+def test_what_was_heard_last_is_not_replaced_by_what_was_written_down_before(folder):
+    board = Board(tiny_config(), folder)
+    stood(folder, 1, 2)
+    board._take(progress(3))
+    board.hear_the_rest()
+    assert board.totals.steps == 3
+    board.close(board.summary("failed", None))
+
+
+def test_the_summary_has_the_ledgers_last_word(folder):
+    board = Board(tiny_config(), folder)
+    board._take(progress(2, Totals(steps=2, stats=ReplayStats(tokens_in_flight=1298, token_fates={"trained": 8000}))))
+    board.settle(ReplayStats(tokens_in_flight=1322, token_fates={"trained": 8000}))
+    summary = board.summary("completed", None)
+    board.close(summary)
+    assert summary.token_fates["in_flight"] == 1322 and summary.token_fates["trained"] == 8000
+
+
+@pytest.mark.parametrize(("earlier", "stays"), [("completed", True), ("stopped", True), ("failed", False)])
+def test_a_resume_that_never_began_leaves_a_good_result_as_it_was_and_replaces_a_failure(tmp_path, earlier, stays):
+    with RunFolder.create(tmp_path, "first: settings\n") as folder:
+        was = RunSummary(status=earlier, steps=60, wall_s=9.0, seed=7, engine="scripted", weight_version=60, error="first" if earlier == "failed" else None)
+        write_json(folder.summary, was)
+    with RunFolder.create(tmp_path, "second: settings\n", resume=True) as folder:
+        board = Board(tiny_config(), folder)
+        kept = _earlier_result(board, folder)
+        board.close(kept or board.summary("failed", RunFailed("second")))
+    found = read_summary(folder.summary)
+    assert (found == was) is stays and (found.error == "second") is not stays
+    status = read_json(folder.status)
+    assert (status["state"], status["step"]) == (earlier, 60) if stays else status["message"] == "second"
+    assert folder.config.read_text() == "first: settings\n"
 
 
 class Peer:

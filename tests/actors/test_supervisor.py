@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray.exceptions
 
 from actors import supervisor as module
-from actors.restarts import Restarts
+from actors.restarts import Restarts, falls_back
 from actors.supervisor import Supervisor
 from streamrl.errors import ActorDied, RunFailed, WeightMismatch, to_wire
+from streamrl.learner import checkpoint_folder
+from streamrl.pipeline.checkpoints import TrainerState
+from streamrl.pipeline.records import Totals
+from streamrl.pipeline.standing import OpenStep, Standing, write_standing
+from streamrl.protocol.meta import KVBatchMeta
+from streamrl.protocol.weights import WeightManifest
 from streamrl.telemetry.run_folder import RunFolder
 from tests.pipeline.tiny import tiny_config
 
@@ -133,3 +140,56 @@ def test_a_lost_node_ends_the_run_with_one_line_that_names_it_and_the_way_on(tmp
             await supervisor._check_nodes()
 
     case(tmp_path, check)
+
+
+def saved(folder: RunFolder, step: int) -> None:
+    written = checkpoint_folder.begin(folder.checkpoints, step)
+    (written / "state").write_text("whole")
+    checkpoint_folder.finish(written, max_to_keep=9)
+
+
+def trained(folder: RunFolder, step: int, under_way: bool = False) -> None:
+    """The trainer has done ``step`` steps, and another one is ``under_way``."""
+    begun = OpenStep(1, KVBatchMeta("train", [], []), [], [], {}) if under_way else None
+    write_standing(folder.standing, Standing(TrainerState(step=step + under_way), Totals(), WeightManifest(step, "v", [], 0), begun))
+
+
+def test_a_learner_that_died_is_said_to_go_on_from_the_checkpoint_that_there_is_or_to_begin_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    nothing = "there is no checkpoint: training begins again with the starting weights"
+    assert falls_back(folder, None) == nothing
+    trained(folder, 1)
+    assert falls_back(folder, None) == f"{nothing}; 1 step since is done again"
+    trained(folder, 5, under_way=True)
+    assert falls_back(folder, None) == f"{nothing}; 5 steps since are done again"
+    assert falls_back(folder, Path("other/checkpoints/global_step_2")) == "training goes on from the checkpoint of step 2; 3 steps since are done again"
+    saved(folder, 4)
+    saved(folder, 5)
+    assert falls_back(folder, None) == "training goes on from the checkpoint of step 5"
+
+
+def test_the_books_are_read_after_the_rollout_actors_have_stopped_and_before_the_replay_buffer_does(tmp_path):
+    said: list[str] = []
+
+    class Recorded(Supervisor):
+        async def _read_books(self) -> None:
+            said.append("books")
+
+    def member(name: str):
+        async def call(method: str, *, limit_s: float) -> None:
+            await asyncio.sleep(0.01 if name.startswith("rollout") else 0)
+            said.append(name)
+
+        return SimpleNamespace(name=name, role=name.split("-")[0], call=call, kill=lambda: None)
+
+    async def close(in_order: bool) -> list[str]:
+        said.clear()
+        board = SimpleNamespace(end_recording=lambda: None)
+        supervisor = Recorded(tiny_config(), RunFolder(tmp_path), board, None)
+        supervisor.members.update({name: member(name) for name in ("store", "replay", "trainer", "rollout-0", "learner-0")})
+        await supervisor._close(in_order=in_order)
+        return list(said)
+
+    stopped = asyncio.run(close(in_order=True))
+    assert set(stopped[:3]) == {"trainer", "rollout-0", "learner-0"} and stopped[3:] == ["books", "replay", "store"]
+    assert asyncio.run(close(in_order=False)) == ["rollout-0", "books"]

@@ -14,6 +14,7 @@ from streamrl.cli.audit_report import AuditReport, format_report, lengths
 from streamrl.cli.main import main
 from streamrl.config.rollout import ReplayConfig
 from streamrl.protocol.framing import RecordWriter, read_records
+from streamrl.protocol.groups import SpentTokens
 from streamrl.replay import BufferSpec, JournalledBuffer
 from streamrl.replay.journal import FOLDER, journal_files
 from streamrl.replay.records import ENCODER, Call, Opening, read_record
@@ -80,8 +81,13 @@ def test_what_a_run_left_over_when_it_ended_is_called_so_and_in_flight_before(ru
     assert "in flight" in format_report(audit(run)).partition("policy's own tokens")[2] and "left over" not in format_report(audit(run))
     buffer = JournalledBuffer.open(run / FOLDER, BufferSpec(ReplayConfig(max_staleness=1), 4, 2), HandClock())
     buffer.close()
+    assert "no trajectory" not in format_report(audit(run))
+    buffer.spent("w0", [SpentTokens(24, "g3"), SpentTokens(5, "g2"), SpentTokens(7)])  # g2 was dropped before
     buffer.close_files()
     report, text = audit(run), format_report(audit(run))
+    rows = report.dropped["shutdown"].tokens
+    assert report.policy_tokens["in_flight"] == rows + report.stopped_tokens == rows + 24
+    assert "\n  (24 of those left over at the end are in no trajectory: their sessions were stopped)\n" in text
     assert report.closes and report.dropped["shutdown"].groups == 2 and report.groups.in_flight == 0
     assert f"{report.policy_tokens['in_flight']} left over at the end" in text and "\nshutdown (left over at the end)            2" in text
 

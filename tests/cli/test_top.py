@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -147,7 +148,7 @@ def test_a_dead_run_is_shown_from_its_recording_with_its_age(folder):
     shot = shots(folder, times=1)
     words = " ".join(drawn(shot).split())
     assert not shot.is_live and "no page answers; this was recorded" in words
-    assert "no word from the driver (pid 4194305) for 40 s; last: running, step 5 of 60" in words
+    assert "the driver (pid 4194305) is dead; last: running, step 5 of 60" in words
     assert "123 of 128" in words and {row.name for row in shot.actors} == set(NAMES) and "is dead" in words
 
 
@@ -172,7 +173,8 @@ def test_an_empty_or_broken_run_folder_still_gives_a_frame(tmp_path):
 def test_long_errors_are_cut_and_a_step_without_a_number_of_steps_stands_alone(folder):
     long = "the scorer failed: " + "x" * 3000
     shot = replace(shots(folder, times=1), headline=long)
-    text = drawn(replace(shot, status=RunStatus(state="running", pid=1, started=0.0, updated=shot.now, step=36, version=35)))
+    status = RunStatus(state="running", pid=os.getpid(), started=0.0, updated=shot.now, step=36, version=35)
+    text = drawn(replace(shot, view=msgspec.structs.replace(shot.view, status=status)))
     assert "step 36, version 35" in text and "?" not in text.split("version 35")[0] and text.count("x") < 400
     assert "step 5: reward 0.710" in text, "the last step is not the one that the driver is at"
     failed = RunSummary(status="failed", steps=5, wall_s=75.0, seed=1, engine="vllm", error=long)

@@ -142,6 +142,9 @@ def test_a_missing_file_and_a_malformed_override_say_what_to_do():
     for text in ("rollout.n", "=3", "rollout..n=3"):
         with pytest.raises(ConfigError, match=r"section\.key=value"):
             load([], [text])
+    for text in ("rollout=", "actor.optim=null"):
+        with pytest.raises(ConfigError, match=r"names the whole section; write for example (rollout|actor\.optim)\."):
+            load([], [text])
 
 
 plain = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False) | st.text()

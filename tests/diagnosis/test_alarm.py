@@ -11,8 +11,8 @@ from streamrl.diagnosis import RunView
 from streamrl.diagnosis.alarm import Lookout, overdue_waits
 from streamrl.diagnosis.answers import Answers, Heard, Table
 from streamrl.pipeline.health import Facts, health_of
-from streamrl.protocol.health import Health, ReplayFacts
-from streamrl.protocol.waits import Wait, WaitTable
+from streamrl.protocol.health import GroupFact, Health, ReplayFacts
+from streamrl.protocol.waits import Doing, Wait, WaitTable
 from streamrl.telemetry.summary import RunStatus
 
 
@@ -53,6 +53,36 @@ def test_a_passed_deadline_is_told_with_the_culprit():
     alarm = lookout.look(seen)
     assert alarm is not None and alarm.diagnosis.culprit == "learner-0"
     assert "the deadline of trainer for the policy's update passed 10 s ago" in alarm.diagnosis.evidence
+
+
+def hanging(now: float, on: str, failed: bool) -> RunView:
+    """A scorer (or whatever ``on`` names) that never answers: each call ends by its limit of 25 s, and the next one begins."""
+    table = WaitTable("rollout-0")
+    table.ended("a call", on, "p0/0", TimeoutError("25 s") if failed else None)
+    began = now - now % 25
+    calls = [msgspec.structs.replace(one, last_end=began, failing_since=0.0) for one in table.calls()]
+    group = GroupFact("p1", "running", 1, 9.0, "rollout-0", 0, 4)
+    answers = {
+        "trainer": told("trainer", Wait("trainer", "a batch of complete groups", "replay", 0.0, None)),
+        "replay": told("replay", replay=ReplayFacts(needed=2, running=2, oldest=[group])),
+        "rollout-0": told("rollout-0", doing=[Doing("p1/0", began, "a call", on, began, 25.0)], calls=calls if now >= 25 else []),
+    }
+    heard = {name: Heard(now) for name in answers}
+    return RunView(now, Table(now, answers, heard, 20.0), RunStatus(state="running", pid=1, started=0.0, updated=now), driver="running")
+
+
+@pytest.mark.parametrize("on", ["scorer judge", "interaction gsm8k", "agent loop x"])
+def test_a_callee_whose_calls_all_end_by_their_limit_is_told_in_its_second_period(on: str):
+    lookout = Lookout(settle_s=25.0, repeat_s=300.0)
+    spoken = {now: alarm.diagnosis for now in range(100, 800) if (alarm := lookout.look(hanging(float(now), on, failed=True)))}
+    assert list(spoken) == [103, 403, 703]
+    assert spoken[103].culprit == on and spoken[103].verdict == "waiting" and any("newest error" in line for line in spoken[103].evidence)
+
+
+@pytest.mark.parametrize(("on", "failed"), [("scorer judge", False), ("tool search", True)])
+def test_a_slow_callee_whose_calls_succeed_and_a_tool_that_fails_are_not_told(on: str, failed: bool):
+    lookout = Lookout(settle_s=25.0)
+    assert [now for now in range(100, 200) if lookout.look(hanging(float(now), on, failed))] == []
 
 
 def test_a_silent_actor_keeps_its_last_words_and_a_clock_that_is_off_shows():

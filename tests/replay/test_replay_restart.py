@@ -9,6 +9,7 @@ import pytest
 from streamrl.config.load import load
 from streamrl.config.resolve import resolve
 from streamrl.errors import Closed, LeaseExpired, ProtocolError, StaleWrite
+from streamrl.pipeline.checkpoints import NOTHING
 from streamrl.protocol.groups import ReplaySnapshot, ReplayStats
 from streamrl.replay import JournalledBuffer, ReplayBuffer, ReplayService
 from streamrl.replay.journal import journal_files, read_file
@@ -253,11 +254,11 @@ def test_a_restart_of_all_workers_is_no_failed_attempt_of_their_prompts():
     assert buffer.stats().dropped == {"quarantined": 1}  # that was the first real failure
 
 
-def run_service(folder, stored, snapshot):
+def run_service(folder, stored, snapshot, max_staleness=3):
     """A resumed run: a new process with the journal of the old one and a store that holds ``stored``."""
 
     async def main():
-        calls, _ = make_journalled(folder, per_step=2, max_staleness=3, **KEEP)
+        calls, _ = make_journalled(folder, per_step=2, max_staleness=max_staleness, **KEEP)
 
         async def missing(keys):
             return [key for key in keys if key not in stored]
@@ -312,6 +313,27 @@ def test_a_run_without_a_checkpoint_goes_on_from_its_journal(dead_run, tmp_path_
     buffer.close_files()
     calls = run_service(folder, set(), ReplaySnapshot(published_version=0, next_seq_no=0, groups=[], stats=ReplayStats()))
     assert calls.stats().trained == 0 and calls.stats().pending == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound", "kept"),
+    [(0, 1, ["g0", "g1"]), (1, 1, []), (1, 2, ["g0", "g1", "g2", "g3"]), (2, 2, []), (2, 3, ["g0", "g1", "g2", "g3", "g4", "g5"])],
+)
+def test_rows_stay_when_fewer_steps_than_the_bound_were_trained_since_the_weights_that_training_goes_back_to(steps, bound, kept, tmp_path):
+    """In the old order the trained groups come first, each batch under a version of its own: later ones would be too old when their turn comes."""
+    buffer, _ = make_journalled(tmp_path, per_step=2, max_staleness=bound, **KEEP)
+    for step in range(steps):
+        trained(buffer, 2, first=2 * step, version=step)
+        buffer.published(step + 1)
+    for lease in start(buffer, 2, first=2 * steps):
+        finish(buffer, lease, version=steps)
+    buffer.close_files()
+    stored = {f"g{group}_{session}_0" for group in range(2 * steps + 2) for session in range(2)}
+    again = run_service(tmp_path, stored, NOTHING, bound)
+    assert [group.uid for group in again.buffer.table.in_state("ready")] == kept
+    everyone = [f"g{group}" for group in range(2 * steps + 2)]
+    assert [group.uid for group in again.buffer.table.in_state("pending")] == [uid for uid in everyone if uid not in kept]
+    check_world(again.buffer)
 
 
 @pytest.mark.parametrize("how", ["closed in order", "an older checkpoint"])

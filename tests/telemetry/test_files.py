@@ -28,7 +28,17 @@ def test_a_folder_that_holds_a_run_is_refused_and_resume_takes_it_over(tmp_path)
         RunFolder.create(tmp_path / "a b ü", "seed: 2\n")
     (tmp_path / "a b ü/summary.json").write_text("{}")
     with RunFolder.create(tmp_path / "a b ü", "seed: 3\n", resume=True) as folder:
-        assert folder.config.read_text() == "seed: 3\n" and not folder.summary.exists()
+        folder.begin()
+        assert folder.config.read_text() == "seed: 3\n" and not folder.summary.exists() and not folder.earlier_summary.exists()
+
+
+def test_until_a_resumed_run_has_begun_its_folder_keeps_the_settings_and_the_result_of_the_life_before_also_when_its_driver_is_killed(tmp_path):
+    with RunFolder.create(tmp_path, "seed: 1\n", "plan of 1\n") as folder:
+        folder.summary.write_text("the result")
+    for seed in (2, 3):  # the first one is killed
+        with RunFolder.create(tmp_path, f"seed: {seed}\n", f"plan of {seed}\n", resume=True) as folder:
+            assert (folder.config.read_text(), folder.plan.read_text(), folder.earlier_summary.read_text()) == ("seed: 1\n", "plan of 1\n", "the result")
+            assert not folder.summary.exists()
 
 
 def test_a_run_whose_driver_lives_is_not_resumed(tmp_path):
@@ -276,8 +286,14 @@ def test_the_examples_in_the_docstrings_hold(module):
 
 def test_live_line_shows_zero_lag_and_leaves_out_what_is_missing():
     line = format_line({"step": 3, "version": 3, "reward": 0.25, "trajectories_per_s": 12.34, "tokens_per_s": 99.6, "ready": 4})
-    assert line == "step 3  version 3  reward 0.250  12.3 traj/s  100 tok/s  lag 0.00 mean 0 max  groups 0 pending 0 running 4 ready 0 leased"
+    assert line == "step 3  version 3  reward 0.250  trained 12.3 traj/s  generated 100 tok/s  lag 0.00 mean 0 max  groups 0 pending 0 running 4 ready 0 leased"
     assert format_line({"step": 3, "version": 3, "val_accuracy": 0.5}) == "step 3  version 3  val accuracy 0.500"
+
+
+def test_a_validation_line_says_how_many_answers_its_mean_leaves_out():
+    metrics = {"val-core/a/reward/mean@1": 0.5, "val-aux/a/failed_sessions": 3.0, "val-aux/b/failed_sessions": 1.0}
+    line = format_line({"step": 3, "version": 3, "val_accuracy": 0.5, "metrics": metrics})
+    assert line == "step 3  version 3  val accuracy 0.500 without 4 answers that failed"
 
 
 def test_run_folders_of_one_name_in_two_places_are_two_runs(tmp_path):

@@ -63,6 +63,13 @@ def test_the_audit_of_the_journal_finds_each_token_where_the_page_has_it(run: Lo
     assert report.policy_tokens == {fate: count for fate, count in exported.items() if count}
 
 
+def test_the_result_of_a_run_has_each_token_where_the_audit_has_it(run: LocalRun):  # noqa: F811
+    """Also those of sessions that the end of the run stopped: the books are read when all workers have told what they spent."""
+    fates = {fate: count for fate, count in run.totals.token_fates().items() if count}
+    assert fates == run.report.policy_tokens and run.unreported_tokens == 0
+    assert run.totals.stats.running + run.totals.stats.ready + run.totals.stats.pending == 0, "after the close they are dropped as shutdown"
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_books_close_after_every_event_through_restarts_rollbacks_and_late_reports(seed, tmp_path):
     """Random events around a journalled buffer whose process dies and comes back; each life has a page of its own, which begins where the last one was."""
