@@ -124,6 +124,12 @@ def _admission(view: RunView, facts: ReplayFacts, chain: list[Link]) -> Root:
         limit = {"inflight_limit": "replay.max_inflight_groups"}.get(facts.admission, f"the limit {facts.admission}")
         return Root("replay", f"admits nothing: {facts.blocked_by or facts.admission}", f"look at {limit}", "replay", True)
     free = facts.capacity_groups - facts.outstanding
+    if free <= 0 and facts.leased:
+        chain.append(Link("replay", "free slots", "the trainer", note=f"{facts.outstanding} of {facts.capacity_groups} slots, {facts.leased} of them leased"))
+        quiet_s = health.progress_age_s if (health := view.health("trainer")) is not None else 0.0
+        return Root(
+            "trainer", f"has not given back {facts.leased} groups of its last batch", f"see {log_of('trainer')}", "trainer", works=True, quiet_s=quiet_s
+        )
     chain.append(Link("replay", f"prompts ({free} slots are free)", "prompt"))
     return prompt(view, chain)
 

@@ -106,3 +106,9 @@ def test_a_push_to_a_stopped_replay_buffer_is_no_cut_connection():
 def test_the_command_that_is_printed_names_the_folder():
     text = format_diagnosis(looked(silent={"learner-0": 11.0}, trainer={"waits": [STAGE]}))
     assert text.splitlines()[-1] == "  next: see where it stands with: streamrl why '/runs/my run' --stacks"
+
+
+def test_slots_that_a_batch_holds_are_blamed_on_who_has_it_and_not_on_the_prompts():
+    facts = ReplayFacts(needed=2, leased=4, outstanding=4, capacity_groups=4, admission="staleness_bound")
+    found = looked(trainer={"waits": [BATCH]}, replay={"replay": facts})
+    assert found.culprit == "trainer" and [link.on for link in found.chain] == ["replay", "the trainer"]
