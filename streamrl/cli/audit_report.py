@@ -121,7 +121,7 @@ def format_report(report: AuditReport) -> str:
     if report.lengths_generated.mean is not None:
         rows = [_lengths_row(name, found) for name, found in (("generated", report.lengths_generated), ("trained", report.lengths_trained))]
         out += ["", *_table(["response tokens", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"], rows)]
-    out += ["", f"the policy's own tokens: {format_tokens(report.policy_tokens, _unfinished(report))}"]
+    out += ["", "the policy's own tokens, evaluation and failed sessions included:", f"  {format_tokens(report.policy_tokens, _unfinished(report))}"]
     if report.stopped_tokens:
         out += [f"  ({report.stopped_tokens} of those {_unfinished(report)} are in no trajectory: their sessions were stopped)"]
     out += ["", f"largest lag trained: {report.lag_max} (bound {report.max_staleness}); groups rolled back: {report.rolled_back_groups:,}", ""]

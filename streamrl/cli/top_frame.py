@@ -14,6 +14,7 @@ from streamrl.cli.top_snapshot import GROUP_STATES, ActorRow, Snapshot
 from streamrl.diagnosis.driver import last_word, standing, trouble
 from streamrl.diagnosis.result import span
 from streamrl.protocol.waits import one_line
+from streamrl.telemetry.live import summary_rows
 from streamrl.telemetry.summary import LEFT_OVER, SHUTDOWN
 
 OLD_S = 15.0  # of metrics: three scrapes of the recorder
@@ -47,6 +48,9 @@ def _facts(shot: Snapshot) -> Table:
 
 def _named(shot: Snapshot) -> Iterator[tuple[str, Text]]:
     yield "metrics", _source(shot)
+    if shot.summary is not None and shot.metrics_age_s is None:  # they will never come
+        yield from ((name, Text(value)) for name, value in summary_rows(shot.summary) if name != "error")  # that is in the title
+        return
     if shot.step is not None:
         yield "last step", _step(shot)
     yield "throughput", _throughput(shot)
@@ -71,7 +75,7 @@ def _standing(shot: Snapshot) -> list[tuple[str, str]]:
 
 def _source(shot: Snapshot) -> Text:
     if shot.metrics_age_s is None:
-        return Text("none yet: no page answers, and nothing was recorded", style="yellow")
+        return Text(f"none{'' if shot.has_ended else ' yet'}: no page answers, and nothing was recorded", style="yellow")
     if shot.is_live:
         return Text("from the actors' pages")
     return Text(f"no page answers; this was recorded {span(shot.metrics_age_s)} ago", style="yellow" if shot.metrics_age_s > OLD_S else "")

@@ -48,14 +48,15 @@ def format_summary(summary: RunSummary, width: int = 100) -> str:
     table = Table(title=f"run {summary.status}", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _rows(summary):
+    for name, value in summary_rows(summary):
         table.add_row(name, value)
     out = io.StringIO()
     Console(file=out, width=width, highlight=False, markup=False).print(table)
     return out.getvalue()
 
 
-def _rows(summary: RunSummary) -> list[tuple[str, str]]:
+def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """(name, value) of each line of the table."""
     since = " since it was resumed" if summary.earlier_trajectories else ""
     rows = [
         ("steps", f"{summary.steps} in {summary.wall_s:.1f} s, weight version {summary.weight_version}"),

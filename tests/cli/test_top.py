@@ -188,6 +188,12 @@ def test_what_was_left_over_at_the_end_is_not_among_the_dropped(folder):
     assert "8 groups: 8 stale; left over at the end: 24" in drawn(replace(shot, dropped={"stale": 8, "shutdown": 24}))
 
 
+def test_a_run_that_has_ended_without_metric_pages_shows_its_result_and_promises_nothing(folder):
+    summary = RunSummary(status="completed", steps=5, wall_s=50.0, seed=1, engine="vllm", trajectories=100, groups_trained=40, groups_dropped={"stale": 2})
+    text = drawn(replace(shots(folder, times=1), summary=summary))
+    assert "2.0/s" in text and "40 trained" in text and "dropped: 2 stale" in text and "yet" not in text and "?" not in text
+
+
 def test_once_prints_a_plain_frame_and_a_run_that_has_ended_says_how(folder, capsys):
     assert main(["top", str(folder.root), "--once", "--width", "90"]) == 0
     out = capsys.readouterr().out
