@@ -64,6 +64,7 @@ class Book:
         self.published = 0
         self.differences: list[str] = []
         self.num_differences = 0
+        self.num_lives = 0  # a resumed run begins a further one
         self._start()
 
     def _start(self) -> None:
@@ -80,6 +81,7 @@ class Book:
     def _begin_life(self, state: BufferState) -> None:
         """A life that begins with a snapshot knows its past as totals; no row of it is left, and its living groups have no end yet."""
         self._start()
+        self.num_lives += 1
         totals = state.totals
         self.generated.add(totals.admitted, totals.trajectories_generated, totals.tokens_generated)
         self.trained.add(totals.trained, totals.trajectories_trained, totals.tokens_trained)

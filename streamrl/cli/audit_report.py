@@ -59,8 +59,9 @@ class AuditReport(msgspec.Struct, kw_only=True):
     rolled_back_groups: int
     lag_max: int
     max_staleness: int
-    lengths_generated: Lengths
+    lengths_generated: Lengths  # of rows since the run was last resumed, as lengths_trained: a restored state knows totals only
     lengths_trained: Lengths
+    num_lives: int  # launches that began a journal anew
     policy_tokens: dict[str, int]  # those that the policy wrote, by where they are: trained, stale, filtered, failed, evaluation, in_flight
     stopped_tokens: int = 0  # of ``policy_tokens`` in flight, those in no trajectory: the run's end stopped their sessions
 
@@ -89,6 +90,7 @@ def report_of(book: Book, run: str, files: int) -> AuditReport:
         max_staleness=book.bound,
         lengths_generated=lengths(book.lengths_generated),
         lengths_trained=lengths(book.lengths_trained),
+        num_lives=book.num_lives,
         policy_tokens=book.tokens.places(),
         stopped_tokens=book.tokens.stopped,
     )
@@ -120,7 +122,13 @@ def format_report(report: AuditReport) -> str:
         out += ["", *_table(["dropped as", "groups", "trajectories", "tokens"], rows)]
     if report.lengths_generated.mean is not None:
         rows = [_lengths_row(name, found) for name, found in (("generated", report.lengths_generated), ("trained", report.lengths_trained))]
-        out += ["", *_table(["response tokens", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"], rows)]
+        out += [
+            "",
+            *_table(
+                [f"response tokens{' since the resume' if report.num_lives > 1 else ''}", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "longest"],
+                rows,
+            ),
+        ]
     out += ["", "the policy's own tokens, evaluation and failed sessions included:", f"  {format_tokens(report.policy_tokens, _unfinished(report))}"]
     if report.stopped_tokens:
         out += [f"  ({report.stopped_tokens} of those {_unfinished(report)} are in no trajectory: their sessions were stopped)"]

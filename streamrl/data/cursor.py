@@ -19,7 +19,9 @@ def check_cursor(state: Any, identity: Mapping[str, Any], *, place: str, limit: 
     differing = [f"{name}: saved {state.get(name)}, now {mine}" for name, mine in identity.items() if state.get(name) != mine]
     if differing:
         got = ", ".join(differing)
-        raise CheckpointError(f"a data cursor is restored onto the same rows, seed and order, got {got}; resume with the data of the saved run")
+        raise CheckpointError(
+            f"a data cursor is restored onto the same rows, seed and order, got {got}; resume with the data settings and the run.seed of the saved run"
+        )
     epoch, reached = state.get("epoch"), state.get(place)
     if type(epoch) is not int or type(reached) is not int or epoch < 0 or not 0 <= reached <= limit:
         raise CheckpointError(f"a data cursor has an epoch of at least 0 and {place} of 0 to {limit}, got {epoch!r} and {reached!r}; use another checkpoint")

@@ -31,7 +31,7 @@ class Lookout:
     def __init__(self, settle_s: float = SETTLE_S, repeat_s: float = REPEAT_S) -> None:
         self._settle_s, self._repeat_s = settle_s, repeat_s
         self._culprit, self._since = "", 0.0
-        self._said: dict[str, float] = {}  # culprit -> when
+        self._said: dict[tuple[str, str], float] = {}  # (culprit, verdict) -> when
         self._overdue: set[tuple[str, str, str, float]] = set()
         self.newest: Diagnosis | None = None
         self.standing: Diagnosis | None = None
@@ -48,9 +48,9 @@ class Lookout:
         if not at_once and view.now - self._since < self._settle_s:
             return None
         self.standing = found if found.is_alarm else None
-        if view.now - self._said.get(found.culprit, -self._repeat_s) < self._repeat_s:
+        if view.now - self._said.get((found.culprit, found.verdict), -self._repeat_s) < self._repeat_s:
             return None
-        self._said[found.culprit] = view.now
+        self._said[found.culprit, found.verdict] = view.now
         idle_s = view.idle_s()
         return Alarm(found, idle_s is not None and idle_s > view.table.stall_s)
 

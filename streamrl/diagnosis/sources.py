@@ -86,6 +86,9 @@ def _broken(view: RunView, facts: ReplayFacts) -> Root | None:
     told = f"the breaker is {facts.breaker}: too many attempts failed with {facts.breaker_reason}, {facts.breaker_trials} trials have failed since"
     if root is not None:
         return msgspec.structs.replace(root, certain=True, quiet_s=0.0, evidence=(told, *root.evidence))
+    if facts.breaker_trials.startswith("0 "):
+        says = f"leases only a few trial groups: {told}"
+        return Root("replay", says, "the breaker closes as soon as one of them ends well", "replay", evidence=(told,))
     what = REASON_HINTS.get(facts.breaker_reason or "", facts.breaker_reason or "sessions")
     return Root(what, f"fail: {told}", f"see the sessions' errors in {log_of('rollout-*')}", view.names("rollout")[0], True, evidence=(told,))
 

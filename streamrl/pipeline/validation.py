@@ -87,5 +87,6 @@ def accuracy(results: list[ValResult]) -> float:
     if failed:
         log.warning("%d of %d validation sessions failed; they are not part of the mean", failed, len(results))
     if not scores:
-        raise RunFailed(f"validation needs at least one scored row, got {failed} failed sessions; see the rollout actors' logs for the first error")
+        reasons = ", ".join(sorted({result.reason for result in results if result.reason is not None}))
+        raise RunFailed(f"validation needs at least one scored row, got {failed} failed sessions ({reasons}); see the rollout actors' logs for the first error")
     return sum(scores) / len(scores)

@@ -63,7 +63,8 @@ def token_fates(recording: Source, summary: RunSummary | None = None) -> Bars | 
     parts = [*known, *sorted(fates.keys() - set(known))]
     row = [fates.get(part, 0.0) for part in parts]
     waste = 1.0 - sum(fates.get(part, 0.0) for part in ("trained", "evaluation", unfinished)) / max(sum(row), 1.0)
-    note = f"{sum(row):,.0f} tokens that the policy wrote, each in exactly one place; {100 * waste:.3g} % were of no use."
+    when = "As of the last scrape: " if summary is None else ""
+    note = f"{when}{sum(row):,.0f} tokens that the policy wrote, each in exactly one place; {100 * waste:.3g} % were of no use."
     return Bars("What became of the tokens", "tokens", parts, [("tokens", row)], note)
 
 
@@ -91,7 +92,8 @@ def ledger(recording: Source) -> Table | None:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     left = newest(recording, "streamrl_groups_dropped_total", (), {"reason": SHUTDOWN}).get((), 0.0)
     dropped_too = f"Dropped counts the {left:,.0f} groups {LEFT_OVER}. " if left else ""
-    note = f"In flight is what is left: admitted - trained - dropped. {dropped_too}{_balance(recording)}`streamrl audit` proves it from the journal."
+    note = f"As of the newest recorded second. In flight is what is left: admitted - trained - dropped. {dropped_too}{_balance(recording)}"
+    note += "`streamrl audit` proves it from the journal."
     return Table("Ledger", columns, ["text", *["none"] * (len(columns) - 1)], rows, note)
 
 
@@ -101,7 +103,7 @@ def _balance(recording: Source) -> str:
     held = newest(recording, "streamrl_buffer_groups", (), {"state": _IN_FLIGHT}).get(())
     if held is None:
         return ""
-    return f"The buffer holds {held:,.0f}, so it closes. " if held == left else f"The buffer holds {held:,.0f}: IT DOES NOT CLOSE. "
+    return f"The buffer held {held:,.0f} then, so it closes. " if held == left else f"The buffer holds {held:,.0f}: IT DOES NOT CLOSE. "
 
 
 class Untrained(NamedTuple):
@@ -142,7 +144,7 @@ def lags(recording: Source) -> list[Histogram]:
     for title, unit, metric, where in _LAGS:
         counts = bucket_counts(recording, metric, where)
         if counts and sum(count for _, count in counts):
-            found.append(Histogram(title, unit, _in_use(_named(counts)), CATALOGUE[metric].help + "."))
+            found.append(Histogram(title, unit, _in_use(_named(counts)), f"{CATALOGUE[metric].help}. As measured then: what was rolled back later is in it."))
     return found
 
 

@@ -59,7 +59,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """(name, value) of each line of the table."""
     since = " since it was resumed" if summary.earlier_trajectories else ""
     rows = [
-        ("steps", f"{summary.steps} in {summary.wall_s:.1f} s, weight version {summary.weight_version}"),
+        ("steps", f"{summary.steps}{';' if since else ' in'} {summary.wall_s:.1f} s{since}, weight version {summary.weight_version}"),
         ("validation accuracy", _change(summary.val_accuracy_first, summary.val_accuracy_last)),
         ("reward", _change(summary.reward_first, summary.reward_last)),
         ("lag", f"{summary.lag_mean:.2f} mean, {summary.lag_max} max, bound {summary.max_staleness} version{'' if summary.max_staleness == 1 else 's'}"),

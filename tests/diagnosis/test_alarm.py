@@ -72,10 +72,10 @@ def hanging(now: float, on: str, failed: bool) -> RunView:
 
 
 @pytest.mark.parametrize("on", ["scorer judge", "interaction gsm8k", "agent loop x"])
-def test_a_callee_whose_calls_all_end_by_their_limit_is_told_in_its_second_period(on: str):
+def test_a_callee_whose_calls_all_end_by_their_limit_is_told_as_waiting_and_again_as_stuck(on: str):
     lookout = Lookout(settle_s=25.0, repeat_s=300.0)
     spoken = {now: alarm.diagnosis for now in range(100, 800) if (alarm := lookout.look(hanging(float(now), on, failed=True)))}
-    assert list(spoken) == [103, 403, 703]
+    assert list(spoken) == [103, 121, 403, 421, 703, 721] and spoken[121].verdict == "stuck"
     assert spoken[103].culprit == on and spoken[103].verdict == "waiting" and any("newest error" in line for line in spoken[103].evidence)
 
 

@@ -112,3 +112,11 @@ def test_slots_that_a_batch_holds_are_blamed_on_who_has_it_and_not_on_the_prompt
     facts = ReplayFacts(needed=2, leased=4, outstanding=4, capacity_groups=4, admission="staleness_bound")
     found = looked(trainer={"waits": [BATCH]}, replay={"replay": facts})
     assert found.culprit == "trainer" and [link.on for link in found.chain] == ["replay", "the trainer"]
+
+
+def test_a_breaker_that_is_still_open_from_before_a_resume_is_no_alarm_until_a_trial_fails():
+    facts = ReplayFacts(breaker="open", breaker_reason="reward_error", breaker_trials="0 of 3")
+    found = looked(trainer={"waits": [BATCH]}, replay={"replay": facts})
+    assert not found.is_alarm and found.culprit == "replay"
+    failed = msgspec.structs.replace(facts, breaker_trials="1 of 3")
+    assert looked(trainer={"waits": [BATCH]}, replay={"replay": failed}).culprit == "scores"
