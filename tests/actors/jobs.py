@@ -86,7 +86,7 @@ class Job:
         return json.loads((self.folder / "waits.json").read_text())["actors"][actor]
 
     def kill(self, actor: str) -> None:
-        os.kill(self.health(actor)["pid"], signal.SIGKILL)
+        os.kill(self.until(lambda: self.health(actor)["pid"]), signal.SIGKILL)
 
     def summary(self) -> dict[str, Any]:
         return json.loads((self.folder / "summary.json").read_text())

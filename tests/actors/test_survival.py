@@ -48,7 +48,7 @@ def steps_after(job: Job, more: int) -> None:
 
 
 def pids_of(job: Job) -> list[int]:
-    table = json.loads((job.folder / "waits.json").read_text())["actors"]
+    table = job.until(lambda: json.loads((job.folder / "waits.json").read_text())["actors"])
     return [health["pid"] for health in table.values() if health]
 
 
@@ -69,7 +69,7 @@ def test_every_kind_of_actor_can_die_and_the_run_trains_each_group_once(launch):
     job = launch(*RUN, "trainer.total_training_steps=30", "trainer.save_freq=5")
     steps_after(job, 2)
     for victim in VICTIMS:
-        old = job.health(victim)["pid"]
+        old = job.until(lambda victim=victim: job.health(victim)["pid"])  # the driver may not have asked it yet
         os.kill(old, signal.SIGKILL)
         job.until(lambda old=old, victim=victim: job.health(victim)["pid"] != old, limit_s=60)
         steps_after(job, 1)
