@@ -213,7 +213,7 @@ class Restarts:
 def falls_back(folder: RunFolder, resume: Path | None) -> str:
     """Where training goes on without the learner's weights. By the names of the checkpoints: whoever loads one checks it. ``resume``: what the run began
     with, if not with the starting weights."""
-    saved = checkpoint_folder.newest_step(folder.checkpoints)
+    saved = folder.newest_checkpoint()
     if saved is None and resume is not None:
         saved = checkpoint_folder.step_of(resume)
     try:

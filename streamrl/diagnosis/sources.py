@@ -55,9 +55,7 @@ def trainer(view: RunView, chain: list[Link]) -> Root:
 
 
 def _between(view: RunView) -> Root:
-    health = view.health("trainer")
-    quiet_s = health.progress_age_s if health is not None else 0.0
-    return Root("trainer", "waits for nobody", f"see {log_of('trainer')}; {STACKS}", "trainer", works=True, quiet_s=quiet_s)
+    return Root("trainer", "waits for nobody", f"see {log_of('trainer')}; {STACKS}", "trainer", works=True, quiet_s=view.quiet_s("trainer"))
 
 
 def replay(view: RunView, chain: list[Link]) -> Root:
@@ -129,10 +127,8 @@ def _admission(view: RunView, facts: ReplayFacts, chain: list[Link]) -> Root:
     free = facts.capacity_groups - facts.outstanding
     if free <= 0 and facts.leased:
         chain.append(Link("replay", "free slots", "the trainer", note=f"{facts.outstanding} of {facts.capacity_groups} slots, {facts.leased} of them leased"))
-        quiet_s = health.progress_age_s if (health := view.health("trainer")) is not None else 0.0
-        return Root(
-            "trainer", f"has not given back {facts.leased} groups of its last batch", f"see {log_of('trainer')}", "trainer", works=True, quiet_s=quiet_s
-        )
+        says = f"has not given back {facts.leased} groups of its last batch"
+        return Root("trainer", says, f"see {log_of('trainer')}", "trainer", works=True, quiet_s=view.quiet_s("trainer"))
     chain.append(Link("replay", f"prompts ({free} slots are free)", "prompt"))
     return prompt(view, chain)
 
@@ -144,9 +140,8 @@ def prompt(view: RunView, chain: list[Link]) -> Root:
     rows = view.waits("prompt")
     data = next((row for row in rows if row.on == "data"), None)
     if data is None:
-        health = view.health("prompt")
-        quiet_s = health.progress_age_s if health is not None else 0.0
-        return Root("prompt", "admits no prompt though there are free slots", f"see {log_of('prompt')}; {STACKS}", "prompt", works=True, quiet_s=quiet_s)
+        says = "admits no prompt though there are free slots"
+        return Root("prompt", says, f"see {log_of('prompt')}; {STACKS}", "prompt", works=True, quiet_s=view.quiet_s("prompt"))
     chain.append(link(view, "prompt", data, on="the data source"))
     age_s = view.age("prompt", data.since)
     return Root(

@@ -6,9 +6,8 @@ not in order.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,13 +20,12 @@ from streamrl.protocol.health import Health
 from streamrl.protocol.waits import Calls, Wait
 from streamrl.telemetry.run_folder import RunFolder
 from streamrl.telemetry.steps import read_last_step
-from streamrl.telemetry.summary import RunStatus, RunSummary, read_status, read_summary
+from streamrl.telemetry.summary import RunStatus, RunSummary, read_record, read_status, read_summary
 
 T = TypeVar("T")
 ProcessState = Literal["running", "stopped", "gone", "unknown"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-CHECKPOINT = re.compile(r"global_step_(\d+)")
 SAME_START_S = 0.1
 MISSING = "is missing"
 STATES: dict[str, ProcessState] = {"stopped": "stopped", "tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}
@@ -109,6 +107,11 @@ class RunView(msgspec.Struct, frozen=True):
         health = self.health(name)
         return next((calls for calls in health.calls if calls.on == on), None) if health is not None else None
 
+    def quiet_s(self, name: str) -> float:
+        """Since an actor got anything done, when it last answered; 0 for one that never has."""
+        health = self.health(name)
+        return health.progress_age_s if health is not None else 0.0
+
     def state_of(self, name: str) -> ProcessState:
         """Of an actor's own process."""
         found = self.processes.get(name)
@@ -133,7 +136,7 @@ def read_view(folder: RunFolder, now: float | None = None) -> RunView:
     """The run in ``folder`` as of now."""
     summary, no_summary = _told(lambda: read_summary(folder.summary))
     status, no_status = _told(lambda: read_status(folder.status))
-    table, no_table = _told(lambda: _read_table(folder.waits))
+    table, no_table = _told(lambda: read_record(folder.waits, Table))
     lacks = {path.name: lack for path, lack in ((folder.status, no_status), (folder.waits, no_table)) if lack}
     if no_summary not in ("", MISSING):
         lacks[folder.summary.name] = no_summary
@@ -148,7 +151,7 @@ def read_view(folder: RunFolder, now: float | None = None) -> RunView:
         folder=str(folder.root),
         lacks=lacks,
         step=last.get("step") if last is not None else None,
-        checkpoint=max(_checkpoints(folder), default=None),
+        checkpoint=folder.newest_checkpoint(),
         has_journal=any(folder.ledger.glob("replay-*.journal")),
     )
 
@@ -166,22 +169,6 @@ def _told(read: Callable[[], T | None]) -> tuple[T | None, str]:
 
 def _here() -> str:
     return BOOT_ID.read_text().strip()
-
-
-def _checkpoints(folder: RunFolder) -> Iterator[int]:
-    """Steps of the complete ones; their files are not read."""
-    for manifest in folder.checkpoints.glob("global_step_*/manifest.json"):
-        if (name := CHECKPOINT.fullmatch(manifest.parent.name)) is not None:
-            yield int(name[1])
-
-
-def _read_table(path: Path) -> Table | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Table)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} must hold the waits of a run ({error}); it was written by another version of streamrl or changed by hand") from error
 
 
 class _Child(msgspec.Struct):

@@ -27,9 +27,8 @@ def rollout(view: RunView, name: str, chain: list[Link], uid: str = "") -> Root:
     doing = next((doing for doing in sessions if doing.name.startswith(f"{uid}/")), next(iter(sessions), None))
     if health is None or doing is None:
         others = f"; it is busy with {health.doing[0].name}" if health is not None and health.doing else ""
-        quiet_s = health.progress_age_s if health is not None else 0.0
         says = f"holds groups and runs no session of them{others}"
-        return Root(name, says, f"see {log_of(name)}; {STACKS}", name, quiet_s=quiet_s)
+        return Root(name, says, f"see {log_of(name)}; {STACKS}", name, quiet_s=view.quiet_s(name))
     chain.append(Link(name, "its end", f"session {doing.name}", view.age(name, doing.since), note=f"{health.num_doing} sessions run"))
     return session(view, name, doing, chain)
 
@@ -151,7 +150,7 @@ def publication(view: RunView, chain: list[Link]) -> Root:
     facts = health.trainer if health is not None else None
     if row is None or facts is None:
         return Root(
-            "trainer", "has not published what it trained", f"see {log_of('trainer')}; {STACKS}", "trainer", works=True, quiet_s=_quiet(view, "trainer")
+            "trainer", "has not published what it trained", f"see {log_of('trainer')}; {STACKS}", "trainer", works=True, quiet_s=view.quiet_s("trainer")
         )
     since_s = view.age("trainer", row.since)
     left_s = None if row.limit_s is None else row.limit_s - since_s
@@ -186,7 +185,7 @@ def _nobody_serves(view: RunView, held: list[str], chain: list[Link]) -> Root:
             return root
     if held:
         return validation(view, chain)
-    return Root("rollout actors", "none of them serves", f"see {log_of('driver')} for what became of them", quiet_s=_quiet(view, "trainer"))
+    return Root("rollout actors", "none of them serves", f"see {log_of('driver')} for what became of them", quiet_s=view.quiet_s("trainer"))
 
 
 def validation(view: RunView, chain: list[Link]) -> Root:
@@ -202,12 +201,7 @@ def validation(view: RunView, chain: list[Link]) -> Root:
         if doing.name.startswith(VALIDATION)
     ]
     if not asked:
-        return Root("trainer", "judges a validation", f"see {log_of('trainer')}", "trainer", works=True, quiet_s=_quiet(view, "trainer"))
+        return Root("trainer", "judges a validation", f"see {log_of('trainer')}", "trainer", works=True, quiet_s=view.quiet_s("trainer"))
     name, doing = asked[0]
     chain.append(Link("trainer", doing.name, name, view.age(name, doing.since)))
     return session(view, name, doing, chain)
-
-
-def _quiet(view: RunView, name: str) -> float:
-    health = view.health(name)
-    return health.progress_age_s if health is not None else 0.0

@@ -89,11 +89,6 @@ def latest(root: Path) -> Path | None:
     return None
 
 
-def newest_step(root: Path) -> int | None:
-    """The step of the newest folder by its name alone; None without one."""
-    return max((step_of(folder) for folder in _candidates(Path(root))), default=None)
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One file as it was written."""
 

@@ -30,6 +30,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ import msgspec
 from streamrl.errors import RunFailed, UsageError
 
 log = logging.getLogger(__name__)
+
+_CHECKPOINT = re.compile(r"(?:\.replaced_)?global_step_(\d+)")  # the first part: its successor was killed before it took the name
 
 
 class RunFolder:
@@ -109,6 +112,11 @@ class RunFolder:
         except OSError as error:
             raise RunFailed(f"the run folder must be writable, got {self.root} ({error}); free space there and resume the run") from error
         self._to_write = {}
+
+    def newest_checkpoint(self) -> int | None:
+        """The step of the newest complete one, by its name: whoever loads it checks it."""
+        found = (_CHECKPOINT.fullmatch(manifest.parent.name) for manifest in self.checkpoints.glob("*global_step_*/manifest.json"))
+        return max((int(match[1]) for match in found if match), default=None)
 
     def _lock(self) -> None:
         """Held until ``close`` or the end of this process, however it ends: two drivers never write into one folder."""

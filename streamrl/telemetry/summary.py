@@ -84,15 +84,16 @@ class RunStatus(msgspec.Struct, kw_only=True):
 
 def read_summary(path: Path) -> RunSummary | None:
     """None while the run has not ended."""
-    return _read(path, RunSummary)
+    return read_record(path, RunSummary)
 
 
 def read_status(path: Path) -> RunStatus | None:
     """None before the driver has written one."""
-    return _read(path, RunStatus)
+    return read_record(path, RunStatus)
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """None while there is no such file; UsageError for one that is not of that kind."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

@@ -92,6 +92,17 @@ def test_what_a_run_left_over_when_it_ended_is_called_so_and_in_flight_before(ru
     assert f"{report.policy_tokens['in_flight']} left over at the end" in text and "\nshutdown (left over at the end)            2" in text
 
 
+def test_lengths_are_said_to_be_those_since_the_resume_when_a_life_began_from_a_snapshot(run, capsys):
+    assert main(["audit", str(run)]) == 0 and "since the resume" not in capsys.readouterr().out
+    again = JournalledBuffer.open(run / FOLDER, BufferSpec(ReplayConfig(max_staleness=1), 4, 2), HandClock())
+    again.restore(again.snapshot())
+    (lease,) = start(again, 1, first=9, worker="w1")
+    finish(again, lease, tokens=7)
+    again.close_files()
+    assert main(["audit", str(run)]) == 0 and "response tokens since the resume" in capsys.readouterr().out
+    assert audit(run).lengths_generated.longest == 7, "50 was before"
+
+
 def test_json_holds_the_same(run, capsys):
     assert main(["audit", "--json", str(run)]) == 0
     report = msgspec.json.decode(capsys.readouterr().out, type=AuditReport)

@@ -190,6 +190,16 @@ def test_each_file_that_cannot_be_written_is_named_once_and_counted_every_time(t
     assert 'streamrl_telemetry_errors_total{kind="file"} 6.0' in metrics.page().decode()
 
 
+def test_the_newest_checkpoint_is_the_newest_complete_one_also_if_its_successor_was_killed_before_it_took_the_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.newest_checkpoint() is None
+    for name in ("global_step_9", "global_step_10", ".replaced_global_step_11", ".writing_global_step_12", ".removing_global_step_5"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "manifest.json").touch()
+    (folder.checkpoints / "global_step_20").mkdir()
+    assert folder.newest_checkpoint() == 11
+
+
 def test_targets_follow_the_file_sd_form(tmp_path):
     path = tmp_path / "targets.json"
     write_targets(path, "run-1", [Target("rollout", "rollout-0", "127.0.0.1", 4000), Target("replay", "replay", "::1", 4001), Target("store", "s", "h", 0)])
