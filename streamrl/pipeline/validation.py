@@ -87,6 +87,6 @@ def accuracy(results: list[ValResult]) -> float:
     if failed:
         log.warning("%d of %d validation sessions failed; they are not part of the mean", failed, len(results))
     if not scores:
-        reasons = ", ".join(sorted({result.reason for result in results if result.reason is not None}))
-        raise RunFailed(f"validation needs at least one scored row, got {failed} failed sessions ({reasons}); see the rollout actors' logs for the first error")
+        first = next((f": {result.error}" for result in results if result.error), "")
+        raise RunFailed(f"validation needs at least one scored row, got {failed} failed sessions{first}; the rollout actors' logs have every error")
     return sum(scores) / len(scores)

@@ -20,6 +20,7 @@ class ValResult(msgspec.Struct, frozen=True):
 
     score: float | None
     reason: str | None = None
+    error: str = ""  # of a session that failed, shortened
     extra: dict[str, float] = {}  # what else the scorer counted: acc, ...
     pred: str | None = None  # what the scorer read as the answer, for a majority vote
     versions: tuple[int, int] | None = None  # oldest and newest weight version among its tokens; None: it failed

@@ -20,6 +20,7 @@ from streamrl.protocol.interfaces import Clock, Generate
 from streamrl.protocol.keys import TrajectoryKey, request_seed
 from streamrl.protocol.trajectory import Trajectory
 from streamrl.protocol.validation import ValQuestion, ValResult
+from streamrl.protocol.waits import one_line
 from streamrl.rollout.base import AgentLoopOutput
 from streamrl.rollout.generation import ResumingGenerate
 from streamrl.rollout.greedy import GreedyScores
@@ -94,7 +95,7 @@ class GroupSessionRunner:
                 return _result(await self._sessions.evaluate(question.row, sampling, f"val-{next(self._numbers)}"))
             except SessionFailed as failure:
                 log.warning("validation row %d failed (%s): %s", question.number, failure.reason, failure)
-                return ValResult(None, failure.reason)
+                return ValResult(None, failure.reason, one_line(str(failure)))
 
     def _trajectories(self, lease: GroupLease, session_id: int, scored: Scored, columns: dict[str, Any]) -> list[Trajectory]:
         """All rows of a session carry its reward and the same further ``columns``."""

@@ -49,7 +49,12 @@ class Replica:
         return [self.result(self.score(question.number)) for question in questions]
 
     def result(self, score):
-        return ValResult(score, None if score is not None else "loop_error", versions=None if score is None else (self.version, self.version))
+        return ValResult(
+            score,
+            None if score is not None else "loop_error",
+            "" if score is not None else "scorer math raised",
+            versions=None if score is None else (self.version, self.version),
+        )
 
 
 async def fleet(count, score=lambda number: 1.0):
@@ -95,7 +100,7 @@ def test_no_row_is_no_mean_and_no_answer_is_an_error():
     async def case():
         publisher, _ = await fleet(2, lambda number: None)
         assert await validator(0).validate(publisher) is None
-        with pytest.raises(RunFailed, match="at least one scored row, got 3 failed"):
+        with pytest.raises(RunFailed, match="at least one scored row, got 3 failed sessions: scorer math raised; "):
             await validator(3).validate(publisher)
 
     run(case())

@@ -240,6 +240,7 @@ def test_validation_is_greedy_in_row_order_and_failures_have_no_score():
     results = validated(runner_of(generate, temperature=0.7, val_kwargs=ValKwargs(), max_sessions_per_actor=1), row(), row(), row())
     assert [result.score for result in results] == [1.0, 0.0, None]
     assert [result.reason for result in results] == [None, None, "engine_error"]
+    assert "gone" in results[2].error and results[0].error == ""
     assert results[0].extra["acc"] == 1.0 and results[0].versions is not None
     assert {r.sampling.temperature for r in generate.requests} == {0.0} and len({r.request_id for r in generate.requests}) == 3
 
